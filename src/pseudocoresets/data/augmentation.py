@@ -1,0 +1,139 @@
+"""Differentiable Siamese augmentation (DSA): one kind a batch, parameters of its own for each image.
+
+Every transformation is batched on the images' device, differentiable in the images, and never waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pseudocoresets.errors import InputError
+from pseudocoresets.seeds import Randomness
+
+Transformation: TypeAlias = Callable[[Tensor], Tensor]
+"""One drawn augmentation; calling it again applies the same one, to the same number of images."""
+
+BRIGHTNESS = 1.0
+SATURATION = 2.0
+CONTRAST = 0.5
+CROP_PADDING = 0.125
+CUTOUT_RATIO = 0.5
+MAXIMAL_SCALE = 1.2
+MAXIMAL_ROTATION_DEGREES = 15.0
+KINDS = ("color", "crop", "cutout", "flip", "scale", "rotate")
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """A set of kinds from which each batch draws one."""
+
+    kinds: tuple[str, ...] = KINDS
+
+    def __post_init__(self) -> None:
+        unknown = set(self.kinds) - set(KINDS)
+        if unknown or not self.kinds:
+            raise InputError(f"Augmentation kinds must be among {', '.join(KINDS)}; got {', '.join(self.kinds)}.")
+
+    def draw(self, count: int, randomness: Randomness) -> Transformation:
+        """One kind for the batch, and parameters for ``count`` images."""
+        return self.draw_kind(randomness.host.choice(self.kinds), count, randomness.device)
+
+    @staticmethod
+    def draw_kind(kind: str, count: int, generator: torch.Generator) -> Transformation:
+        """Parameters of a given kind for ``count`` images."""
+        uniform = torch.rand(3, count, generator=generator, device=generator.device)
+        apply = _APPLY[kind]
+        return lambda images: apply(images, uniform)
+
+
+def dsa(flippable: bool) -> Augmentation:
+    """The literature's six kinds, without flips where a mirrored image changes its meaning."""
+    return Augmentation(tuple(kind for kind in KINDS if flippable or kind != "flip"))
+
+
+def _color(images: Tensor, uniform: Tensor) -> Tensor:
+    """Brightness, saturation and contrast, in this order."""
+    brightness, saturation, contrast = uniform[:, :, None, None, None]
+    images = images + (brightness - 0.5) * BRIGHTNESS
+    grey = images.mean(1, keepdim=True)
+    images = (images - grey) * (saturation * SATURATION) + grey
+    level = images.mean((1, 2, 3), keepdim=True)
+    return (images - level) * (contrast + CONTRAST) + level
+
+
+def _crop(images: Tensor, uniform: Tensor) -> Tensor:
+    """Shift by up to an eighth of the side each way; what comes in from outside is zero."""
+    height, width = images.shape[-2:]
+    rows = _shifted_positions(height, uniform[0], images.device)[:, None, :, None]
+    columns = _shifted_positions(width, uniform[1], images.device)[:, None, None, :]
+    inside = _inside(rows, height) & _inside(columns, width)
+    shifted = images.gather(2, rows.clamp(0, height - 1).expand_as(images))
+    shifted = shifted.gather(3, columns.clamp(0, width - 1).expand_as(images))
+    return shifted * inside
+
+
+def _cutout(images: Tensor, uniform: Tensor) -> Tensor:
+    """Zero a square of half the side, centred anywhere in the image."""
+    height, width = images.shape[-2:]
+    in_rows = _in_cutout(height, uniform[0], images.device)[:, None, :, None]
+    in_columns = _in_cutout(width, uniform[1], images.device)[:, None, None, :]
+    return images * ~(in_rows & in_columns)
+
+
+def _flip(images: Tensor, uniform: Tensor) -> Tensor:
+    return torch.where(uniform[0, :, None, None, None] < 0.5, images.flip(3), images)
+
+
+def _scale(images: Tensor, uniform: Tensor) -> Tensor:
+    low, high = 1 / MAXIMAL_SCALE, MAXIMAL_SCALE
+    factors = low + uniform[:2] * (high - low)
+    zero = torch.zeros_like(factors[0])
+    return _affine(images, torch.stack([factors[0], zero, zero, factors[1]]))
+
+
+def _rotate(images: Tensor, uniform: Tensor) -> Tensor:
+    angle = (uniform[0] - 0.5) * (2 * math.radians(MAXIMAL_ROTATION_DEGREES))
+    return _affine(images, torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]))
+
+
+def _affine(images: Tensor, matrices: Tensor) -> Tensor:
+    """Resample about the centre; ``matrices`` is (4, count) and maps output to input positions."""
+    linear = matrices.T.reshape(-1, 2, 2)
+    theta = F.pad(linear, (0, 1)).to(images.dtype)
+    grid = F.affine_grid(theta, list(images.shape), align_corners=True)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=True)
+
+
+def _shifted_positions(side: int, uniform: Tensor, device: torch.device) -> Tensor:
+    reach = int(side * CROP_PADDING + 0.5)
+    shift = (uniform * (2 * reach + 1)).long().clamp_max(2 * reach) - reach
+    return torch.arange(side, device=device) + shift[:, None]
+
+
+def _inside(positions: Tensor, side: int) -> Tensor:
+    return (positions >= 0) & (positions < side)
+
+
+def _in_cutout(side: int, uniform: Tensor, device: torch.device) -> Tensor:
+    size = int(side * CUTOUT_RATIO + 0.5)
+    centre = (uniform * (side + (1 - size % 2))).long()
+    first = (centre - size // 2)[:, None]
+    positions = torch.arange(side, device=device)
+    return (positions >= first) & (positions < first + size)
+
+
+_APPLY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "color": _color,
+    "crop": _crop,
+    "cutout": _cutout,
+    "flip": _flip,
+    "scale": _scale,
+    "rotate": _rotate,
+}

@@ -1,0 +1,25 @@
+"""The few exceptions of this library. Each message says what was wrong and what would be right."""
+
+
+class PseudocoresetsError(Exception):
+    """Anything this library raises on purpose; the command line turns it into one sentence and status 2."""
+
+
+class InputError(PseudocoresetsError, ValueError):
+    """An argument, a name or a setting that cannot be used."""
+
+
+class FileFormatError(PseudocoresetsError):
+    """A file or folder that is not what it should be."""
+
+
+class DataUnavailableError(PseudocoresetsError):
+    """A data set that is neither on this machine nor can be fetched."""
+
+
+class DivergenceError(PseudocoresetsError):
+    """A computation left the finite numbers."""
+
+
+class DeviceMemoryError(PseudocoresetsError):
+    """The device has too little memory even for the smallest split of the work."""

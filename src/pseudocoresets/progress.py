@@ -1,0 +1,102 @@
+"""Progress: a bar with the time left on a terminal, a quiet line now and then otherwise."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TextIO
+
+
+class Progress(Protocol):
+    """What long-running library functions tell about where they are."""
+
+    def start(self, task: str, total: int) -> None: ...
+
+    def advance(self, amount: int = 1, note: str = "") -> None: ...
+
+    def finish(self) -> None: ...
+
+
+class Silent:
+    """The default inside the library: nothing is shown."""
+
+    def start(self, task: str, total: int) -> None:
+        pass
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+class Lines:
+    """One line when a task starts, at most one every ``interval`` seconds, and one when it ends."""
+
+    def __init__(self, write: Callable[[str], object], interval: float = 10.0) -> None:
+        self._write = write
+        self._interval = interval
+
+    def start(self, task: str, total: int) -> None:
+        self._task, self._total, self._done = task, total, 0
+        self._began = self._last = time.monotonic()
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        self._done += amount
+        now = time.monotonic()
+        if now - self._last >= self._interval and self._done < self._total:
+            self._last = now
+            left = (now - self._began) / self._done * (self._total - self._done)
+            self._write(f"{self._task}: {self._done}/{self._total}, {left:.0f} s left {note}".rstrip())
+
+    def finish(self) -> None:
+        self._write(f"{self._task}: done in {time.monotonic() - self._began:.1f} s")
+
+
+class Bar:
+    """A rich progress bar with the time left."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        self._bars = RichProgress(
+            TextColumn("{task.description:<34}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=Console(file=stream),
+        )
+
+    def start(self, task: str, total: int) -> None:
+        self._bars.start()
+        self._task = self._bars.add_task(task, total=total, note="")
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        self._bars.update(self._task, advance=amount, note=note)
+
+    def finish(self) -> None:
+        self._bars.stop()
+
+
+@contextmanager
+def task(progress: Progress, name: str, total: int) -> Iterator[Progress]:
+    """Start ``name`` and finish it even when the block raises."""
+    progress.start(name, total)
+    try:
+        yield progress
+    finally:
+        progress.finish()
+
+
+def for_stream(stream: TextIO = sys.stderr) -> Progress:
+    """A bar if ``stream`` is a terminal, plain lines otherwise."""
+    if stream.isatty():
+        return Bar(stream)
+    return Lines(lambda line: stream.write(line + "\n"))
