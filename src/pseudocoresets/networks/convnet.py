@@ -1,21 +1,30 @@
-"""The ConvNet of the dataset-condensation literature: blocks of 3x3 convolution, norm, activation and pooling."""
+"""The ConvNet of the dataset-condensation literature: blocks of convolution, norm, activation, pooling."""
 
 from __future__ import annotations
 
 import math
 
-from torch import Tensor, nn
+from torch import nn
 
 from pseudocoresets.errors import InputError
+from pseudocoresets.networks.layers import (
+    PADDED_SIDE,
+    activation_layer,
+    first_padding,
+    normalisation,
+    padded_side,
+    pooling_layers,
+    positive,
+    square_side,
+)
 from pseudocoresets.networks.network import Shape
+from pseudocoresets.networks.stack import Stack
 
 SMALLEST_SIDE = 8
-PADDED_SIDE = 28
-"""Images of 28 x 28 are padded to 32 x 32 by the first convolution, as the literature does."""
 
 
-class ConvNet(nn.Module):
-    """``depth`` blocks of ``width`` channels, each halving the image, and one linear layer."""
+class ConvNet(Stack):
+    """``depth`` 3x3 convolutions of ``width`` channels, each halving the image, and one linear layer."""
 
     def __init__(
         self,
@@ -27,73 +36,31 @@ class ConvNet(nn.Module):
         pooling: str = "average",
         activation: str = "relu",
     ) -> None:
-        super().__init__()
-        channels, side = shape[0], _square_side(shape)
-        width = width or default_width(side)
-        padding = 3 if side == PADDED_SIDE else 1
-        side += 2 * (padding - 1)
+        image_side = square_side("ConvNet", shape, SMALLEST_SIDE)
+        depth = default_depth(image_side) if depth is None else positive("depth", depth)
+        width = default_width(image_side) if width is None else positive("width", width)
+        channels, side = shape[0], padded_side(image_side)
+        if pooling != "none" and side < 2**depth:
+            raise InputError(
+                f"Images of {image_side} x {image_side} allow a depth of at most {int(math.log2(side))} "
+                f"with pooling; got {depth}."
+            )
         blocks: list[nn.Module] = []
-        for index in range(depth or default_depth(side)):
-            blocks.append(nn.Conv2d(channels, width, kernel_size=3, padding=padding if index == 0 else 1))
+        for index in range(depth):
+            padding = first_padding(image_side, 1) if index == 0 else 1
+            blocks.append(nn.Conv2d(channels, width, kernel_size=3, padding=padding))
             blocks += normalisation(norm, width, side)
             blocks.append(activation_layer(activation))
-            if pooling != "none":
-                blocks.append(pooling_layer(pooling))
-                side //= 2
+            blocks += pooling_layers(pooling)
+            side = side if pooling == "none" else side // 2
             channels = width
-        if side == 0:
-            raise InputError(f"Images of {shape[1]} x {shape[2]} are too small for {depth} pooling blocks; lower the depth.")
-        self.features = nn.Sequential(*blocks)
-        self.classifier = nn.Linear(width * side * side, classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        scores: Tensor = self.classifier(self.features(images).flatten(1))
-        return scores
+        super().__init__(blocks, nn.Linear(width * side * side, classes))
 
 
-def default_depth(side: int) -> int:
+def default_depth(image_side: int) -> int:
     """Blocks that bring the image down to 4 x 4, but at least two."""
-    return max(2, int(math.log2(side)) - 2)
+    return max(2, int(math.log2(padded_side(image_side))) - 2)
 
 
-def default_width(side: int) -> int:
-    return 128 if side >= PADDED_SIDE else 32
-
-
-def normalisation(kind: str, width: int, side: int) -> list[nn.Module]:
-    """A normalisation layer of one kind, or nothing; 'instance' and 'layer' are group norms of one channel or all."""
-    groups = {"instance": width, "group": 4, "layer": 1}
-    if kind in groups:
-        return [nn.GroupNorm(groups[kind], width, affine=True)]
-    if kind == "batch":
-        return [nn.BatchNorm2d(width)]
-    if kind == "none":
-        return []
-    raise InputError(f"The norm must be instance, batch, group, layer or none; got '{kind}'.")
-
-
-def pooling_layer(kind: str) -> nn.Module:
-    if kind == "average":
-        return nn.AvgPool2d(2)
-    if kind == "max":
-        return nn.MaxPool2d(2)
-    raise InputError(f"The pooling must be average, max or none; got '{kind}'.")
-
-
-def activation_layer(kind: str) -> nn.Module:
-    if kind == "relu":
-        return nn.ReLU()
-    if kind == "leaky-relu":
-        return nn.LeakyReLU(0.01)
-    if kind == "sigmoid":
-        return nn.Sigmoid()
-    raise InputError(f"The activation must be relu, leaky-relu or sigmoid; got '{kind}'.")
-
-
-def _square_side(shape: Shape) -> int:
-    _, height, width = shape
-    if height != width or height < SMALLEST_SIDE:
-        raise InputError(
-            f"ConvNet takes square images of at least {SMALLEST_SIDE} x {SMALLEST_SIDE}; got {height} x {width}."
-        )
-    return height
+def default_width(image_side: int) -> int:
+    return 128 if image_side >= PADDED_SIDE else 32

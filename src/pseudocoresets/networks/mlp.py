@@ -6,19 +6,20 @@ import math
 
 from torch import nn
 
-from pseudocoresets.networks.convnet import activation_layer
+from pseudocoresets.networks.layers import activation_layer, positive
 from pseudocoresets.networks.network import Shape
+from pseudocoresets.networks.stack import Stack
 
 
-class MLP(nn.Sequential):
+class MLP(Stack):
     """``depth`` hidden layers of ``width`` units."""
 
     def __init__(
         self, shape: Shape, classes: int, depth: int = 2, width: int = 128, activation: str = "relu"
     ) -> None:
-        layers: list[nn.Module] = [nn.Flatten()]
+        layers: list[nn.Module] = []
         inputs = math.prod(shape)
-        for _ in range(depth):
-            layers += [nn.Linear(inputs, width), activation_layer(activation)]
+        for _ in range(positive("depth", depth)):
+            layers += [nn.Linear(inputs, positive("width", width)), activation_layer(activation)]
             inputs = width
-        super().__init__(*layers, nn.Linear(inputs, classes))
+        super().__init__([], nn.Sequential(*layers, nn.Linear(inputs, classes)))
