@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.energy import Target
+from pseudocoresets.energy import FunctionTarget, Target
 from pseudocoresets.errors import DivergenceError
-from pseudocoresets.kernels.kernel import AnyKernel
-
-Schedule: TypeAlias = Callable[[int], float]
-"""The factor on the step size at step t."""
+from pseudocoresets.kernels.adaptation import with_step_size
+from pseudocoresets.kernels.kernel import AnyKernel, is_adjusted
+from pseudocoresets.kernels.schedules import Cyclical, Schedule
 
 
 class Chain(NamedTuple):
@@ -25,6 +23,8 @@ class Chain(NamedTuple):
     """Kept positions, ``(kept, *position.shape)``."""
     potentials: Tensor
     """U before each step, ``(steps, chains)``."""
+    acceptance: Tensor | None = None
+    """Mean acceptance probability of each chain, for kernels that accept or reject."""
 
 
 def advance(
@@ -48,13 +48,19 @@ def run_chain(
     schedule: Schedule | None = None,
     on_step: Callable[[int], Any] | None = None,
 ) -> Chain:
-    """Run ``steps`` steps and keep the positions after those steps (counted from 1) that are in ``keep_at``."""
+    """Run ``steps`` steps and keep the positions after those steps (counted from 1) in ``keep_at``.
+
+    ``schedule`` scales the step size of each step. In the exploration phases of a cyclical schedule an
+    unadjusted kernel runs without noise.
+    """
     state = kernel.init(position, target)
-    kept, potentials = [], []
+    kept, potentials, acceptances = [], [], []
     for t in range(1, steps + 1):
-        now = kernel if schedule is None else _with_step_size(kernel, kernel.step_size * schedule(t - 1))
-        state, info = now.step(state, target, generator)
+        scheduled = kernel if schedule is None else with_step_size(kernel, kernel.step_size * schedule(t - 1))
+        state, info = scheduled.step(state, _target_at(t - 1, target, kernel, schedule), generator)
         potentials.append(info.potential)
+        if info.acceptance is not None:
+            acceptances.append(info.acceptance)
         if t in keep_at:
             kept.append(state.position)
         if on_step is not None:
@@ -63,14 +69,16 @@ def run_chain(
         raise DivergenceError(
             f"The sampler left the finite numbers (step size {kernel.step_size}); lower its step size."
         )
-    shape = (0, *state.position.shape)
     return Chain(
         state.position,
-        torch.stack(kept) if kept else state.position.new_empty(shape),
+        torch.stack(kept) if kept else state.position.new_empty((0, *state.position.shape)),
         torch.stack(potentials) if potentials else state.position.new_empty(0),
+        torch.stack(acceptances).mean(0) if acceptances else None,
     )
 
 
-def _with_step_size(kernel: AnyKernel, step_size: float) -> AnyKernel:
-    changed: AnyKernel = replace(kernel, step_size=step_size)  # type: ignore[type-var]
-    return changed
+def _target_at(t: int, target: Target, kernel: AnyKernel, schedule: Schedule | None) -> Target:
+    """The target at temperature zero where a cyclical schedule explores, else as it is."""
+    if isinstance(schedule, Cyclical) and schedule.explores(t) and not is_adjusted(kernel):
+        return FunctionTarget(target.potential, 0.0)
+    return target

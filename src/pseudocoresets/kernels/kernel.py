@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -31,7 +32,13 @@ S = TypeVar("S", bound=State)
 
 
 class Kernel(Protocol[S]):
-    """One transition that leaves (about) exp(-U / T) invariant, for one chain or a population of them."""
+    """One transition that leaves (about) exp(-U / T) invariant, for one chain or a population of them.
+
+    Kernels of this library also say whether they are ``adjusted``: an adjusted kernel accepts or rejects,
+    is exact, and needs a potential that is a function of theta alone; an unadjusted one is biased and
+    allows a stochastic potential. Adjusted ones name their ``preferred_acceptance``, to which a warm-up
+    adapts the step size.
+    """
 
     @property
     def step_size(self) -> float: ...
@@ -44,6 +51,40 @@ class Kernel(Protocol[S]):
 AnyKernel = Kernel[Any]
 
 
+def is_adjusted(kernel: object) -> bool:
+    """Whether the kernel accepts or rejects, and so needs a potential without fresh randomness."""
+    return bool(getattr(kernel, "adjusted", False))
+
+
 def positive_step_size(step_size: float) -> None:
     if not step_size > 0:
         raise InputError(f"A sampler's step size must be positive; got {step_size}.")
+
+
+def positive_temperature(temperature: float, sampler: str) -> None:
+    if not temperature > 0:
+        raise InputError(f"{sampler} needs a positive temperature; got {temperature}.")
+
+
+def normal_like(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """N(0, I) in the shape, type and place of ``tensor``."""
+    return torch.randn(tensor.shape, generator=generator, device=tensor.device, dtype=tensor.dtype)
+
+
+def accept_or_reject(
+    proposal: Iterable[Tensor], current: Iterable[Tensor], log_ratio: Tensor, generator: torch.Generator
+) -> tuple[list[Tensor], Tensor]:
+    """Each chain's proposal with probability min(1, exp(log_ratio)), else what it has; and that probability.
+
+    ``log_ratio`` has one value for each chain. A ratio that is not a number, as from an overflow, rejects.
+    """
+    acceptance = log_ratio.nan_to_num(nan=-torch.inf).clamp(max=0).exp()
+    drawn = torch.rand(
+        acceptance.shape, generator=generator, device=acceptance.device, dtype=acceptance.dtype
+    )
+    accepted = drawn < acceptance
+    chosen = [
+        torch.where(accepted.view(accepted.shape + (1,) * (new.ndim - accepted.ndim)), new, old)
+        for new, old in zip(proposal, current, strict=True)
+    ]
+    return chosen, acceptance

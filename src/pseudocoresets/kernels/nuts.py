@@ -1,0 +1,401 @@
+"""The no-U-turn sampler for small models (Hoffman & Gelman 2014; multinomial form of Betancourt 2017).
+
+With V = U / T, momentum p ~ N(0, M) and H(q, p) = V(q) + p^T M^-1 p / 2, one draw is
+
+    1. a trajectory of leapfrog points, doubled forwards or backwards at random, until it turns back:
+       M^-1 p_first . rho <= 0  or  M^-1 p_last . rho <= 0,  rho the sum of the momenta of a (sub)trajectory;
+    2. one point of it, with probability proportional to exp(-H); at the doublings the new half, of weight
+       w_new, is preferred with probability min(1, w_new / w_old): this favours points far from the start and
+       keeps the target invariant.
+
+The warm-up adapts the step size by dual averaging and M^-1 to the covariance of the draws, in windows that
+double in length.
+
+Every chain is a coroutine: it yields the position at which it wants V and its gradient and is resumed with
+them. The driver answers all chains by one batched evaluation, so chains with trajectories of unequal length
+never wait for each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pseudocoresets.energy import Target, potential_and_gradient
+from pseudocoresets.errors import DivergenceError, InputError
+from pseudocoresets.kernels.adaptation import DualAveraging
+from pseudocoresets.kernels.kernel import positive_temperature
+from pseudocoresets.progress import Progress, Silent, task
+from pseudocoresets.seeds import derive_seed
+
+Vector: TypeAlias = NDArray[np.float64]
+MetricKind: TypeAlias = Literal["dense", "diagonal"]
+
+R = TypeVar("R")
+Evaluating: TypeAlias = Generator[Vector, tuple[float, Vector], R]
+"""A computation that yields positions, is sent (V, grad V) there, and returns an R."""
+
+LARGEST_ENERGY_ERROR = 1000.0
+"""A leapfrog point whose energy is off by more than this is a divergence."""
+
+
+class NutsRun(NamedTuple):
+    """Draws after the warm-up, and how the sampling went, one value for each chain."""
+
+    samples: Tensor
+    """(chains, draws, size)"""
+    acceptance: Tensor
+    """Mean acceptance statistic of the draws."""
+    step_size: Tensor
+    divergences: Tensor
+    """How many draws met a divergence; any at all casts doubt on the result."""
+    leapfrogs: Tensor
+    """Evaluations of the gradient after the warm-up."""
+
+
+def sample_nuts(
+    target: Target,
+    position: Tensor,
+    draws: int = 1000,
+    warmup: int = 1000,
+    seed: int = 0,
+    *,
+    target_acceptance: float = 0.8,
+    metric: MetricKind = "dense",
+    covariance: Tensor | None = None,
+    max_depth: int = 10,
+    progress: Progress | None = None,
+) -> NutsRun:
+    """Sample exp(-U / T) by NUTS, one chain from each row of ``position`` (chains, size).
+
+    The potential must be a function of theta alone: no fresh augmentation or minibatch at each evaluation.
+    It is evaluated in the type of ``position``; use double precision unless memory forbids it.
+    ``metric="dense"`` learns a full covariance (for at most a few hundred parameters), ``"diagonal"`` only
+    its diagonal. A ``covariance`` (size, size) close to that of the target, such as Laplace's, spares the
+    warm-up the slow search from the identity; the answer does not depend on it.
+    """
+    _check_request(target, position, draws, warmup, metric)
+    first_metric = _first_metric(position.shape[-1], metric, covariance)
+    plan = _Plan(draws, warmup, target_acceptance, metric, first_metric, max_depth, covariance is None)
+    starts = position.detach().cpu().double().numpy()
+    with task(progress or Silent(), "NUTS draws", len(starts) * (warmup + draws)) as shown:
+        coroutines = [
+            _run_one_chain(start, plan, np.random.default_rng(derive_seed(seed, "nuts", index)), shown)
+            for index, start in enumerate(starts)
+        ]
+        chains = _drive(coroutines, target, position)
+    return NutsRun(
+        torch.as_tensor(np.stack([chain.samples for chain in chains])).to(position),
+        torch.tensor([chain.acceptance for chain in chains]),
+        torch.tensor([chain.step_size for chain in chains]),
+        torch.tensor([chain.divergences for chain in chains]),
+        torch.tensor([chain.leapfrogs for chain in chains]),
+    )
+
+
+def _check_request(target: Target, position: Tensor, draws: int, warmup: int, metric: str) -> None:
+    positive_temperature(target.temperature, "NUTS")
+    if position.ndim != 2:
+        raise InputError(f"NUTS needs starts of shape (chains, size); got {tuple(position.shape)}.")
+    if draws < 1 or warmup < 1:
+        raise InputError(f"NUTS needs at least one draw and one warm-up step; got {draws} and {warmup}.")
+    if metric not in ("dense", "diagonal"):
+        raise InputError(f"The metric must be 'dense' or 'diagonal'; got '{metric}'.")
+
+
+def _first_metric(size: int, kind: MetricKind, covariance: Tensor | None) -> _Metric:
+    if covariance is None:
+        return _Metric.from_covariance(np.eye(size), kind)
+    if covariance.shape != (size, size):
+        raise InputError(
+            f"NUTS on {size} parameters needs a covariance of shape {(size, size)}; "
+            f"got {tuple(covariance.shape)}."
+        )
+    try:
+        return _Metric.from_covariance(covariance.detach().cpu().double().numpy(), kind)
+    except np.linalg.LinAlgError:
+        raise InputError("The covariance for NUTS must be positive definite; this one is not.") from None
+
+
+class _ChainRun(NamedTuple):
+    samples: Vector
+    acceptance: float
+    step_size: float
+    divergences: int
+    leapfrogs: int
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _drive(coroutines: list[Evaluating[_ChainRun]], target: Target, like: Tensor) -> list[_ChainRun]:
+    """Answer the chains' requests in batches until every chain has returned."""
+    finished: dict[int, _ChainRun] = {}
+    requests = {index: next(coroutine) for index, coroutine in enumerate(coroutines)}
+    while requests:
+        batch = torch.as_tensor(np.stack(list(requests.values())), dtype=like.dtype, device=like.device)
+        potential, gradient = potential_and_gradient(target, batch)
+        potentials = (potential.double() / target.temperature).cpu().numpy()
+        gradients = (gradient.double() / target.temperature).cpu().numpy()
+        for row, index in enumerate(list(requests)):
+            try:
+                requests[index] = coroutines[index].send((float(potentials[row]), gradients[row]))
+            except StopIteration as stop:
+                finished[index] = stop.value
+                del requests[index]
+    return [finished[index] for index in range(len(coroutines))]
+
+
+# --- one chain --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Plan:
+    draws: int
+    warmup: int
+    target_acceptance: float
+    metric: MetricKind
+    first_metric: _Metric
+    max_depth: int
+    search: bool
+    """Whether the metric must be searched in several windows, or only refined in the last."""
+
+
+class _Place(NamedTuple):
+    """A position with its potential V and gradient."""
+
+    q: Vector
+    potential: float
+    gradient: Vector
+
+
+class _Draw(NamedTuple):
+    place: _Place
+    acceptance: float
+    diverged: bool
+    leapfrogs: int
+
+
+def _run_one_chain(
+    start: Vector, plan: _Plan, rng: np.random.Generator, progress: Progress
+) -> Evaluating[_ChainRun]:
+    potential, gradient = yield start
+    if not (math.isfinite(potential) and np.isfinite(gradient).all()):
+        raise DivergenceError("The potential or its gradient is not finite at the start of a NUTS chain.")
+    place = _Place(start, potential, gradient)
+    place, metric, step_size = yield from _warm_up(place, plan, rng, progress)
+    samples, acceptance, divergences, leapfrogs = [], 0.0, 0, 0
+    for _ in range(plan.draws):
+        draw = yield from _draw(place, step_size, metric, plan.max_depth, rng)
+        place = draw.place
+        samples.append(place.q)
+        acceptance += draw.acceptance / plan.draws
+        divergences += draw.diverged
+        leapfrogs += draw.leapfrogs
+        progress.advance()
+    return _ChainRun(np.stack(samples), acceptance, step_size, divergences, leapfrogs)
+
+
+def _warm_up(
+    place: _Place, plan: _Plan, rng: np.random.Generator, progress: Progress
+) -> Evaluating[tuple[_Place, _Metric, float]]:
+    metric = plan.first_metric
+    step_size = yield from _reasonable_step_size(place, metric, 1.0, rng)
+    averaging = DualAveraging(step_size, plan.target_acceptance)
+    windows = _metric_windows(plan.warmup)
+    if not plan.search:
+        windows = dict(list(windows.items())[-1:])
+    visited: list[Vector] = []
+    for t in range(1, plan.warmup + 1):
+        draw = yield from _draw(place, averaging.step_size, metric, plan.max_depth, rng)
+        place = draw.place
+        averaging = averaging.update(draw.acceptance)
+        visited.append(place.q)
+        progress.advance()
+        if t in windows:
+            metric = _Metric.from_draws(np.stack(visited[windows[t] :]), plan.metric)
+            step_size = yield from _reasonable_step_size(place, metric, averaging.average, rng)
+            averaging = DualAveraging(step_size, plan.target_acceptance)
+    return place, metric, averaging.average
+
+
+def _metric_windows(warmup: int) -> dict[int, int]:
+    """The ends of the windows after which the metric is learnt, each with the draw at which its window began.
+
+    A stretch before the first window finds the bulk and one after the last settles the step size: 75 and 50
+    of 1000 draws. The windows start at 25 draws and double, and the last one takes what is left. A short
+    warm-up has one window, or none.
+    """
+    first = max(warmup * 3 // 40, min(15, warmup // 4))
+    last = warmup - max(warmup // 20, min(50, warmup // 5))
+    windows, start, length = {}, first, 25
+    while start < last:
+        end = start + length
+        if end + 2 * length > last:
+            end = last
+        windows[end] = start
+        start, length = end, 2 * length
+    return {end: start for end, start in windows.items() if end - start >= 10}
+
+
+def _reasonable_step_size(
+    place: _Place, metric: _Metric, step_size: float, rng: np.random.Generator
+) -> Evaluating[float]:
+    """Double or halve the step size until one leapfrog step's acceptance crosses 0.8."""
+    direction = 0
+    for _ in range(60):
+        start = _Point.at(place, metric.draw_momentum(rng), metric)
+        end = yield from _leapfrog(start, step_size, metric)
+        change = start.energy - end.energy
+        wanted = 1 if change > math.log(0.8) else -1
+        if direction not in (0, wanted):
+            break
+        direction = wanted
+        step_size *= 2.0**direction
+    return step_size
+
+
+# --- the metric -------------------------------------------------------------------------------------------
+
+
+class _Metric(NamedTuple):
+    """M^-1, a matrix or the diagonal of one, and the L with p = L z ~ N(0, M) for z ~ N(0, I)."""
+
+    inverse_mass: Vector
+    momentum_factor: Vector
+
+    @classmethod
+    def from_covariance(cls, covariance: Vector, kind: MetricKind) -> _Metric:
+        if kind == "diagonal":
+            variance = np.diag(covariance)
+            return cls(variance, variance**-0.5)
+        return cls(covariance, np.linalg.inv(np.linalg.cholesky(covariance)).T)
+
+    @classmethod
+    def from_draws(cls, draws: Vector, kind: MetricKind) -> _Metric:
+        """The covariance of the draws, its correlations shrunk towards zero by Ledoit & Wolf's estimate."""
+        from sklearn.covariance import ledoit_wolf
+
+        scale = draws.std(0, ddof=1) + np.finfo(float).tiny
+        correlation, _ = ledoit_wolf(draws / scale) if kind == "dense" else (np.eye(scale.size), 0.0)
+        return cls.from_covariance(correlation * np.outer(scale, scale), kind)
+
+    def draw_momentum(self, rng: np.random.Generator) -> Vector:
+        z = rng.standard_normal(self.inverse_mass.shape[0])
+        return self.momentum_factor @ z if self.momentum_factor.ndim == 2 else self.momentum_factor * z
+
+    def velocity(self, p: Vector) -> Vector:
+        return self.inverse_mass @ p if self.inverse_mass.ndim == 2 else self.inverse_mass * p
+
+
+# --- one draw ---------------------------------------------------------------------------------------------
+
+
+class _Point(NamedTuple):
+    """A point of a trajectory; ``velocity`` is M^-1 p and ``energy`` is H."""
+
+    place: _Place
+    p: Vector
+    velocity: Vector
+    energy: float
+
+    @classmethod
+    def at(cls, place: _Place, p: Vector, metric: _Metric) -> _Point:
+        velocity = metric.velocity(p)
+        energy = place.potential + 0.5 * float(p @ velocity)
+        return cls(place, p, velocity, energy if math.isfinite(energy) else math.inf)
+
+
+class _Tree(NamedTuple):
+    """A stretch of trajectory: its two ends in time, the point chosen from it and sums over its points."""
+
+    left: _Point
+    right: _Point
+    chosen: _Place
+    log_weight: float
+    """log sum exp(H_0 - H)."""
+    momentum_sum: Vector
+    stopped: bool
+    diverged: bool
+    acceptance_sum: float
+    leapfrogs: int
+
+
+def _draw(
+    place: _Place, step_size: float, metric: _Metric, max_depth: int, rng: np.random.Generator
+) -> Evaluating[_Draw]:
+    start = _Point.at(place, metric.draw_momentum(rng), metric)
+    tree = _Tree(start, start, place, 0.0, start.p, False, False, 0.0, 0)
+    for depth in range(max_depth):
+        sign = 1 if rng.random() < 0.5 else -1
+        end = tree.right if sign > 0 else tree.left
+        half = yield from _build(end, sign * step_size, depth, start.energy, metric, rng)
+        probability = 0.0 if half.stopped else math.exp(min(0.0, half.log_weight - tree.log_weight))
+        tree = _join(tree, half, sign, take_second=rng.random() < probability)
+        if tree.stopped:
+            break
+    return _Draw(tree.chosen, tree.acceptance_sum / tree.leapfrogs, tree.diverged, tree.leapfrogs)
+
+
+def _build(
+    point: _Point, step: float, depth: int, energy: float, metric: _Metric, rng: np.random.Generator
+) -> Evaluating[_Tree]:
+    """A subtree of 2^depth points beyond ``point``; it stops early where it turns or diverges."""
+    if depth == 0:
+        new = yield from _leapfrog(point, step, metric)
+        change = energy - new.energy
+        diverged = not change > -LARGEST_ENERGY_ERROR
+        acceptance = math.exp(min(0.0, change))
+        return _Tree(new, new, new.place, change, new.p, diverged, diverged, acceptance, 1)
+    first = yield from _build(point, step, depth - 1, energy, metric, rng)
+    if first.stopped:
+        return first
+    sign = 1 if step > 0 else -1
+    outer = first.right if sign > 0 else first.left
+    second = yield from _build(outer, step, depth - 1, energy, metric, rng)
+    share = 1 / (1 + math.exp(min(700.0, first.log_weight - second.log_weight)))
+    return _join(first, second, sign, take_second=rng.random() < share)
+
+
+def _join(first: _Tree, second: _Tree, sign: int, take_second: bool) -> _Tree:
+    """Two neighbouring stretches as one; ``sign`` says on which side of the first the second lies."""
+    left, right = (first, second) if sign > 0 else (second, first)
+    return _Tree(
+        left.left,
+        right.right,
+        second.chosen if take_second else first.chosen,
+        float(np.logaddexp(first.log_weight, second.log_weight)),
+        first.momentum_sum + second.momentum_sum,
+        second.stopped or _turns(left, right),
+        second.diverged,
+        first.acceptance_sum + second.acceptance_sum,
+        first.leapfrogs + second.leapfrogs,
+    )
+
+
+def _turns(left: _Tree, right: _Tree) -> bool:
+    """The U-turn criterion over both stretches, and over each with the nearest point of the other.
+
+    The latter two catch turns between the stretches, which the first misses when both are half a period long.
+    """
+    return (
+        _turned(left.momentum_sum + right.momentum_sum, left.left, right.right)
+        or _turned(left.momentum_sum + right.left.p, left.left, right.left)
+        or _turned(left.right.p + right.momentum_sum, left.right, right.right)
+    )
+
+
+def _turned(momentum_sum: Vector, first: _Point, last: _Point) -> bool:
+    return bool(first.velocity @ momentum_sum <= 0 or last.velocity @ momentum_sum <= 0)
+
+
+def _leapfrog(point: _Point, step: float, metric: _Metric) -> Evaluating[_Point]:
+    half = point.p - 0.5 * step * point.place.gradient
+    q = point.place.q + step * metric.velocity(half)
+    potential, gradient = yield q
+    return _Point.at(_Place(q, potential, gradient), half - 0.5 * step * gradient, metric)
