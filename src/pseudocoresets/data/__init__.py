@@ -3,32 +3,116 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import parse_qsl
+
+import torch
 
 from pseudocoresets.data.augmentation import Augmentation, Transformation, dsa
-from pseudocoresets.data.dataset import Dataset, Split
-from pseudocoresets.data.digits import load_digits
+from pseudocoresets.data.catalogue import DatasetEntry
+from pseudocoresets.data.cifar import CIFAR10, CIFAR100
+from pseudocoresets.data.cifar10_c import CIFAR10_C, CIFAR10_C_CORRUPTIONS, corrupted_entry, load_cifar10_c
+from pseudocoresets.data.dataset import Dataset, Split, stratified_split
+from pseudocoresets.data.digits import DIGITS
+from pseudocoresets.data.download import Source
+from pseudocoresets.data.folder import load_folder
+from pseudocoresets.data.mnist import FASHION_MNIST, MNIST
+from pseudocoresets.data.svhn import SVHN
+from pseudocoresets.data.tiny_imagenet import TINY_IMAGENET
 from pseudocoresets.data.transforms import InputTransform, fit_normalisation, fit_zca
+from pseudocoresets.errors import DataUnavailableError, InputError
+from pseudocoresets.progress import Progress
 from pseudocoresets.registry import Registry
 
 __all__ = [
+    "CIFAR10_C_CORRUPTIONS",
     "DATASETS",
     "Augmentation",
     "Dataset",
+    "DatasetEntry",
     "InputTransform",
+    "Source",
     "Split",
     "Transformation",
     "dsa",
     "fit_normalisation",
     "fit_zca",
+    "load_cifar10_c",
     "load_dataset",
+    "load_folder",
+    "stratified_split",
 ]
 
-DATASETS: Registry[Callable[[Path], Dataset]] = Registry("data set", {"digits": lambda root: load_digits()})
-"""Every data set by name; an entry loads the data below a folder."""
+FOLDER_PREFIX = "folder:"
+
+DATASETS: Registry[DatasetEntry] = Registry(
+    "data set",
+    {entry.name: entry for entry in (DIGITS, MNIST, FASHION_MNIST, SVHN, CIFAR10, CIFAR100, TINY_IMAGENET, CIFAR10_C)},
+)
+"""Every data set by name."""
 
 
-def load_dataset(name: str, root: str | os.PathLike[str] = "data") -> Dataset:
-    """The data set ``name``, read from (or fetched into) the folder ``root``."""
-    return DATASETS[name](Path(root))
+def load_dataset(
+    name: str,
+    root: str | os.PathLike[str] = "data",
+    *,
+    whiten: bool | None = None,
+    size: int | None = None,
+    device: str | torch.device | None = None,
+    download: bool = True,
+    progress: Progress | None = None,
+) -> Dataset:
+    """The data set ``name``, read from (or fetched into) the folder ``root``.
+
+    ``name`` is one of ``DATASETS``, ``folder:PATH`` or ``folder:PATH?size=32`` for images of your own, or
+    ``cifar10-c?corruption=fog&severity=3`` for CIFAR-10 with one corrupted test set. ``whiten`` overrides whether
+    inputs are ZCA-whitened, which is fitted on ``device``; ``size`` scales the images of a folder.
+    """
+    if name.startswith(FOLDER_PREFIX):
+        path, size = _folder_options(name, size)
+        return load_folder(path, size, bool(whiten), device, progress)
+    if size is not None:
+        raise InputError(f"Only the images of a folder can be scaled; '{name}' has its own size.")
+    entry, folder = find_entry(name), Path(root)
+    if not entry.is_present(folder):
+        if not download:
+            raise DataUnavailableError(
+                f"The folder '{folder}' does not hold {name}: '{entry.missing(folder)[0]}' is missing. "
+                f"'bpc data fetch {name.partition('?')[0]}' brings it."
+            )
+        entry.fetch(folder, progress)
+    return entry.load(folder, whiten, device, progress)
+
+
+def find_entry(name: str) -> DatasetEntry:
+    """The catalogue's entry for ``name``, which may name one corruption of CIFAR-10-C."""
+    base, _, query = name.partition("?")
+    if not query:
+        return DATASETS[name]
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if base != CIFAR10_C.name or set(options) != {"corruption", "severity"}:
+        raise InputError(
+            f"'{name}' is not understood; options go with 'folder:PATH?size=32' and "
+            "'cifar10-c?corruption=fog&severity=3' only."
+        )
+    if options["corruption"] not in CIFAR10_C_CORRUPTIONS:
+        raise InputError(
+            f"CIFAR-10-C has no corruption '{options['corruption']}'; it has {', '.join(CIFAR10_C_CORRUPTIONS)}."
+        )
+    return corrupted_entry(options["corruption"], _whole_number("severity", options["severity"]))
+
+
+def _folder_options(name: str, size: int | None) -> tuple[str, int | None]:
+    path, _, query = name.removeprefix(FOLDER_PREFIX).rpartition("?size=")
+    if not path:
+        return query, size
+    asked = _whole_number("size", query)
+    if size not in (None, asked):
+        raise InputError(f"'{name}' asks for the size {asked}, and the argument for {size}; give one of them.")
+    return path, asked
+
+
+def _whole_number(option: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError(f"The option {option} must be a whole number from 1 on; got '{text}'.")
+    return int(text)

@@ -1,6 +1,8 @@
 """Differentiable Siamese augmentation (DSA): one kind a batch, parameters of its own for each image.
 
-Every transformation is batched on the images' device, differentiable in the images, and never waits for the device.
+Every transformation is batched on the images' device, differentiable in the images, and never waits for the device: it
+has no shape or branch that depends on what was drawn, so it can be captured in a CUDA graph. A transformation keeps the
+images' number format.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ def dsa(flippable: bool) -> Augmentation:
 
 def _color(images: Tensor, uniform: Tensor) -> Tensor:
     """Brightness, saturation and contrast, in this order."""
-    brightness, saturation, contrast = uniform[:, :, None, None, None]
+    brightness, saturation, contrast = uniform.to(images.dtype)[:, :, None, None, None].unbind()
     images = images + (brightness - 0.5) * BRIGHTNESS
     grey = images.mean(1, keepdim=True)
     images = (images - grey) * (saturation * SATURATION) + grey
@@ -88,10 +90,12 @@ def _cutout(images: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _flip(images: Tensor, uniform: Tensor) -> Tensor:
+    """Mirror left and right with probability a half."""
     return torch.where(uniform[0, :, None, None, None] < 0.5, images.flip(3), images)
 
 
 def _scale(images: Tensor, uniform: Tensor) -> Tensor:
+    """Shrink or enlarge each side by up to the maximal scale, independently."""
     low, high = 1 / MAXIMAL_SCALE, MAXIMAL_SCALE
     factors = low + uniform[:2] * (high - low)
     zero = torch.zeros_like(factors[0])
@@ -99,22 +103,31 @@ def _scale(images: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _rotate(images: Tensor, uniform: Tensor) -> Tensor:
+    """Turn about the centre by up to the maximal angle either way."""
     angle = (uniform[0] - 0.5) * (2 * math.radians(MAXIMAL_ROTATION_DEGREES))
-    return _affine(images, torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]))
+    height, width = images.shape[-2:]
+    aspect = max(1, height - 1) / max(1, width - 1)  # positions run from -1 to 1 along either side
+    return _affine(images, torch.stack([angle.cos(), -angle.sin() * aspect, angle.sin() / aspect, angle.cos()]))
 
 
 def _affine(images: Tensor, matrices: Tensor) -> Tensor:
     """Resample about the centre; ``matrices`` is (4, count) and maps output to input positions."""
-    linear = matrices.T.reshape(-1, 2, 2)
-    theta = F.pad(linear, (0, 1)).to(images.dtype)
+    precise = torch.promote_types(images.dtype, torch.float32)  # half precision cannot place a pixel
+    theta = F.pad(matrices.T.reshape(-1, 2, 2), (0, 1)).to(precise)
     grid = F.affine_grid(theta, list(images.shape), align_corners=True)
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=True)
+    moved = F.grid_sample(images.to(precise), grid, mode="bilinear", padding_mode="zeros", align_corners=True)
+    return moved.to(images.dtype)
 
 
 def _shifted_positions(side: int, uniform: Tensor, device: torch.device) -> Tensor:
     reach = int(side * CROP_PADDING + 0.5)
-    shift = (uniform * (2 * reach + 1)).long().clamp_max(2 * reach) - reach
+    shift = _draw_below(2 * reach + 1, uniform) - reach
     return torch.arange(side, device=device) + shift[:, None]
+
+
+def _draw_below(bound: int, uniform: Tensor) -> Tensor:
+    """Whole numbers from 0 to ``bound - 1``; the clamp is for products that round up to ``bound``."""
+    return (uniform * bound).long().clamp_max(bound - 1)
 
 
 def _inside(positions: Tensor, side: int) -> Tensor:
@@ -123,7 +136,7 @@ def _inside(positions: Tensor, side: int) -> Tensor:
 
 def _in_cutout(side: int, uniform: Tensor, device: torch.device) -> Tensor:
     size = int(side * CUTOUT_RATIO + 0.5)
-    centre = (uniform * (side + (1 - size % 2))).long()
+    centre = _draw_below(side + (1 - size % 2), uniform)
     first = (centre - size // 2)[:, None]
     positions = torch.arange(side, device=device)
     return (positions >= first) & (positions < first + size)

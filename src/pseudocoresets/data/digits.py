@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
+from pseudocoresets.data.catalogue import DatasetEntry
 from pseudocoresets.data.dataset import Dataset, Split
-from pseudocoresets.data.transforms import fit_normalisation
+from pseudocoresets.progress import Progress
 from pseudocoresets.seeds import generator_for
 
 TRAINING_IMAGES = 1300
 LEVELS = 16
 
 
-def load_digits() -> Dataset:
+def read_digits(entry: DatasetEntry, root: Path, progress: Progress) -> tuple[Split, Split]:
     """A fixed random split: 1,300 images for training, 497 for test."""
     from sklearn.datasets import load_digits as load_from_scikit_learn
 
@@ -20,14 +23,22 @@ def load_digits() -> Dataset:
     images = torch.from_numpy(bunch.images * (255 / LEVELS)).round().to(torch.uint8)[:, None]
     labels = torch.from_numpy(bunch.target).long()
     order = torch.randperm(len(labels), generator=generator_for(0, "digits split"))
-    train, test = (
-        Split(images[part], labels[part]) for part in (order[:TRAINING_IMAGES], order[TRAINING_IMAGES:])
-    )
-    return Dataset(
-        name="digits",
-        train=train,
-        test=test,
-        classes=tuple(str(digit) for digit in range(10)),
-        transform=fit_normalisation(train.images),
-        flippable=False,
-    )
+    train, test = order[:TRAINING_IMAGES], order[TRAINING_IMAGES:]
+    return Split(images[train], labels[train]), Split(images[test], labels[test])
+
+
+def load_digits() -> Dataset:
+    """The digits; they need no folder."""
+    return DIGITS.load(Path())
+
+
+DIGITS = DatasetEntry(
+    name="digits",
+    shape=(1, 8, 8),
+    classes=tuple(str(digit) for digit in range(10)),
+    train_count=TRAINING_IMAGES,
+    test_count=497,
+    licence="CC BY 4.0",
+    read=read_digits,
+    flippable=False,
+)

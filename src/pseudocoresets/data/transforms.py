@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,9 +12,13 @@ from pseudocoresets.errors import FileFormatError, InputError
 
 ZCA_EPSILON = 0.1
 FLOAT_PIXEL_SLACK = 1e-3
+WHITENING_CHUNK = 4096
+"""Images that are whitened at once: bounds the double-precision copy."""
+
+_WHITENING = ("whitening", "unwhitening", "whitening_mean")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class InputTransform:
     """Pixels ``p`` in [0, 1] to model inputs ``x`` and back.
 
@@ -22,7 +26,8 @@ class InputTransform:
     ZCA whitening, if fitted:        x = W (z - z_mean),   W = V diag(1 / sqrt(lambda + eps)) V^T
     and its inverse:                 z = W^-1 x + z_mean,  W^-1 = V diag(sqrt(lambda + eps)) V^T
 
-    where ``V diag(lambda) V^T`` is the covariance of the flattened training images. Fitted in float64.
+    where ``V diag(lambda) V^T`` is the covariance of the flattened training images. Fitted in float64, held in float32.
+    The two matrix products are done in float64, so that neither TF32 nor autocast degrades the way back to pixels.
     """
 
     mean: Tensor
@@ -37,15 +42,18 @@ class InputTransform:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Model inputs (float32) for raw images: uint8 in 0..255, or floating point in 0..1."""
-        return self._whiten(self._normalise(pixels_as_float(images)))
+        self._check_shape(images)
+        if self.whitening is None or images.dim() == 3 or len(images) <= WHITENING_CHUNK:
+            return self._whiten(self._normalise(pixels_as_float(images)))
+        return torch.cat([self(part) for part in torch.split(images, WHITENING_CHUNK)])
 
     def to_pixels(self, inputs: Tensor) -> Tensor:
         """Floating-point pixels for model inputs; values outside [0, 1] are kept."""
+        self._check_shape(inputs)
         inputs = inputs.float()
-        if self.whitening is not None:
-            assert self.unwhitening is not None and self.whitening_mean is not None
-            flat = inputs.flatten(-3) @ self.unwhitening.to(inputs.device)
-            inputs = (flat + self.whitening_mean.to(inputs.device)).unflatten(-1, inputs.shape[-3:])
+        if self.unwhitening is not None and self.whitening_mean is not None:
+            flat = _product(inputs.flatten(-3), self.unwhitening)
+            inputs = (flat + self.whitening_mean.to(flat)).float().reshape(inputs.shape)
         return inputs * _per_channel(self.std, inputs) + _per_channel(self.mean, inputs)
 
     def to(self, device: str | torch.device) -> InputTransform:
@@ -57,7 +65,11 @@ class InputTransform:
         return {name: tensor for name, tensor in fields.items() if tensor is not None}
 
     @classmethod
-    def from_tensors(cls, tensors: dict[str, Any]) -> InputTransform:
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> InputTransform:
+        """The transform whose ``tensors()`` these are."""
+        whitening = [name for name in _WHITENING if name in tensors]
+        if whitening and len(whitening) < len(_WHITENING):
+            raise FileFormatError(f"The file's input transform is incomplete; whitening needs {', '.join(_WHITENING)}.")
         try:
             return cls(**tensors)
         except TypeError:
@@ -67,47 +79,79 @@ class InputTransform:
         return (pixels - _per_channel(self.mean, pixels)) / _per_channel(self.std, pixels)
 
     def _whiten(self, normalised: Tensor) -> Tensor:
-        if self.whitening is None:
+        if self.whitening is None or self.whitening_mean is None:
             return normalised
-        assert self.whitening_mean is not None
-        device = normalised.device
-        flat = normalised.flatten(-3) - self.whitening_mean.to(device)
-        return (flat @ self.whitening.to(device)).unflatten(-1, normalised.shape[-3:])
+        centred = normalised.flatten(-3) - self.whitening_mean.to(normalised.device)
+        return _product(centred, self.whitening).float().reshape(normalised.shape)
+
+    def _check_shape(self, images: Tensor) -> None:
+        channels = len(self.mean)
+        size = None if self.whitening is None else len(self.whitening)
+        if images.dim() < 3 or images.shape[-3] != channels or size not in (None, images.shape[-3:].numel()):
+            values = "" if size is None else f" of {size} values"
+            raise InputError(
+                f"This transform is for images{values} with {channels} channels, (..., {channels}, height, width); "
+                f"got {tuple(images.shape)}."
+            )
 
 
 def fit_normalisation(images: Tensor) -> InputTransform:
-    """Per-channel mean and deviation of uint8 images, from their histograms (exact, and no float copy)."""
+    """Per-channel mean and deviation of uint8 images, from their histograms (exact, and no float copy).
+
+    A channel that never varies is only centred.
+    """
     levels = torch.arange(256, dtype=torch.float64) / 255
     means, stds = [], []
-    for channel in images.transpose(0, 1):
-        share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
+    for channel in range(images.shape[1]):
+        counts = torch.zeros(256, dtype=torch.float64)
+        for part in torch.split(images[:, channel], WHITENING_CHUNK):
+            counts += torch.bincount(part.flatten(), minlength=256).cpu()
+        share = counts / counts.sum()
         mean = (share * levels).sum()
         means.append(mean)
         stds.append((share * (levels - mean).square()).sum().sqrt())
-    return InputTransform(torch.stack(means).float(), torch.stack(stds).clamp_min(1e-6).float())
+    std = torch.stack(stds)
+    return InputTransform(torch.stack(means).float(), torch.where(std > 1e-6, std, 1.0).float())
 
 
-def fit_zca(images: Tensor, epsilon: float = ZCA_EPSILON, chunk: int = 4096) -> InputTransform:
-    """Normalisation followed by ZCA whitening of the flattened images."""
-    normalise = fit_normalisation(images)
-    size = images[0].numel()
-    total = torch.zeros(size, dtype=torch.float64)
-    products = torch.zeros(size, size, dtype=torch.float64)
-    for part in images.split(chunk):
-        flat = normalise(part).flatten(1).double()
-        total += flat.sum(0)
-        products += flat.T @ flat
-    mean = total / len(images)
-    covariance = (products - len(images) * torch.outer(mean, mean)) / max(1, len(images) - 1)
+def fit_zca(
+    images: Tensor,
+    epsilon: float = ZCA_EPSILON,
+    chunk: int = WHITENING_CHUNK,
+    device: str | torch.device | None = None,
+) -> InputTransform:
+    """Normalisation followed by ZCA whitening of the flattened images.
+
+    The covariance is summed in float64 over chunks, on ``device`` (that of the images unless given); the result
+    lies on the CPU.
+    """
+    normalisation = fit_normalisation(images)
+    device = torch.device(device) if device is not None else images.device
+    mean, covariance = _moments(images, normalisation, chunk, device)
     eigenvalues, eigenvectors = torch.linalg.eigh(covariance)
     scale = (eigenvalues.clamp_min(0) + epsilon).sqrt()
     return InputTransform(
-        normalise.mean,
-        normalise.std,
-        whitening=(eigenvectors / scale @ eigenvectors.T).float(),
-        unwhitening=(eigenvectors * scale @ eigenvectors.T).float(),
-        whitening_mean=mean.float(),
+        normalisation.mean,
+        normalisation.std,
+        whitening=(eigenvectors / scale @ eigenvectors.T).float().cpu(),
+        unwhitening=(eigenvectors * scale @ eigenvectors.T).float().cpu(),
+        whitening_mean=mean.float().cpu(),
     )
+
+
+def _moments(images: Tensor, normalisation: InputTransform, chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of the normalised, flattened images, in float64."""
+    mean, std = (values.double().to(device)[:, None, None] for values in (normalisation.mean, normalisation.std))
+    size = images[0].numel()
+    total = torch.zeros(size, dtype=torch.float64, device=device)
+    products = torch.zeros(size, size, dtype=torch.float64, device=device)
+    for part in torch.split(images, chunk):
+        flat = ((part.to(device).double() / 255 - mean) / std).flatten(1)
+        total += flat.sum(0)
+        products.addmm_(flat.T, flat)
+    average = total / len(images)
+    covariance = (products - len(images) * torch.outer(average, average)) / max(1, len(images) - 1)
+    return average, covariance
 
 
 def pixels_as_float(images: Tensor) -> Tensor:
@@ -117,12 +161,18 @@ def pixels_as_float(images: Tensor) -> Tensor:
     if not images.is_floating_point():
         raise InputError(f"Images must be uint8 in 0..255 or floating point in 0..1; got {images.dtype}.")
     low, high = images.aminmax() if images.numel() else (torch.zeros(()), torch.zeros(()))
-    if low < -FLOAT_PIXEL_SLACK or high > 1 + FLOAT_PIXEL_SLACK:
+    if not (low >= -FLOAT_PIXEL_SLACK and high <= 1 + FLOAT_PIXEL_SLACK):
         raise InputError(
             f"Floating-point pixels must lie in 0..1; these go from {low.item():.3g} to {high.item():.3g}. "
             "Pass raw uint8 images, or divide by 255."
         )
     return images.float()
+
+
+def _product(rows: Tensor, matrix: Tensor) -> Tensor:
+    """``rows @ matrix`` in float64, where the device has it."""
+    dtype = torch.float32 if rows.device.type == "mps" else torch.float64
+    return rows.to(dtype) @ matrix.to(rows.device, dtype)
 
 
 def _per_channel(values: Tensor, like: Tensor) -> Tensor:
