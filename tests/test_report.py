@@ -136,7 +136,7 @@ def test_the_page_says_what_the_run_found(run_folder: Path) -> None:
     page = write_report(run_folder)
     text = text_of(page)
     assert page == run_folder / "report.html"
-    assert "20 images made by the method 'cd' stand in for 1,300 real ones of digits" in text
+    assert "20 images by the method 'cd' stand in for 1,300 real ones of digits" in text
     assert "classifies 90.0 % of the test data correctly, against 75.0 % from as many random real images" in text
     for cell in ("75.0 ± 1.6 %", "90.0 ± 1.6 %", "+15.0 points", "91.0 %", "0.320 ± 0.020", "−0.430"):
         assert cell in text
@@ -153,6 +153,16 @@ def test_a_gain_is_called_better_or_worse_by_the_metric(run_folder: Path) -> Non
     text = text_of(write_report(run_folder))
     assert "−5.0 points worse" in text
     assert "+0.220 worse" in text
+
+
+def test_a_control_of_more_runs_is_said_to_be_one(run_folder: Path) -> None:
+    change_metrics(run_folder, control={"accuracy": {"mean": 0.7, "std": 0.1, "values": [0.7] * 25}})
+    assert "over 5 runs (control: 25)" in text_of(write_report(run_folder))
+
+
+def test_a_point_estimate_is_not_called_a_sample(tmp_path: Path) -> None:
+    text = text_of(write_report(write_run(tmp_path / "run", "point")))
+    assert "nothing was sampled" in text and "leaks" not in text
 
 
 def test_a_difference_too_small_to_print_is_neither_better_nor_worse(run_folder: Path) -> None:
@@ -185,7 +195,7 @@ def test_the_least_run_folder_still_gives_a_page(run_folder: Path) -> None:
     assert "classifies 50.0 % of the test data correctly." in text
     for note in (
         "no initial images",
-        "no log of the construction",
+        "the run kept no log",
         "No reliability figures",
         "no configuration",
     ):

@@ -31,7 +31,7 @@ class Series:
     style: str
     points: Sequence[Point]
     radii: Sequence[float] | None = None
-    """With radii, every point is drawn as a disc."""
+    """With radii, every point is drawn as a disc, and the line between them only hints at their order."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def reliability_series(name: str, style: str, reliability: Mapping[str, Any]) ->
     bins = zip(*lists, strict=True)
     filled = [(float(x), float(y), float(count)) for x, y, count in bins if count and is_number(x) and is_number(y)]
     total = sum(count for *_, count in filled) or 1.0
-    radii = [2.5 + 9 * math.sqrt(count / total) for *_, count in filled]
+    radii = [1.5 + 10 * math.sqrt(count / total) for *_, count in filled]
     return Series(name, style, [(x, y) for x, y, _ in filled], radii)
 
 
@@ -174,7 +174,8 @@ def _y_ticks(axis: Axis, place: Callable[[float], float], height: int) -> list[M
 def _line(series: Series, x_of: Callable[[float], float], y_of: Callable[[float], float]) -> Markup:
     places = [(x_of(x), y_of(y)) for x, y in series.points]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    line = Markup('<polyline class="line {}" points="{}"/>').format(series.style, path)
+    style = f"{series.style} faint" if series.radii else series.style
+    line = Markup('<polyline class="line {}" points="{}"/>').format(style, path)
     discs = [
         Markup('<circle class="disc {}" cx="{:.1f}" cy="{:.1f}" r="{:.1f}"/>').format(series.style, x, y, radius)
         for (x, y), radius in zip(places, series.radii or (), strict=bool(series.radii))

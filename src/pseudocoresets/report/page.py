@@ -22,7 +22,7 @@ from pseudocoresets.report.run_folder import CORESET_FILE, Run, read_run
 from pseudocoresets.report.wording import as_text, count_of, duration, flattened, number
 
 REPORT_FILE = "report.html"
-BLOCK_WIDTH = 380
+BLOCK_WIDTH = 340
 """Two blocks of images of this many pixels stand side by side on a desktop."""
 PIXEL_BUDGET = 2_000_000
 """Pixels shown of one set of images; beyond it, the page shows the first few of each class."""
@@ -53,8 +53,11 @@ POSTERIOR = {
     "step_size": "Step size",
     "steps": "Steps",
     "chains": "Chains",
+    "burn_in": "Share of steps before the first sample",
     "samples": "Samples a chain",
+    "augment": "Augmented",
     "augmentation": "Augmentation",
+    "seed": "Seed",
 }
 DIAGNOSTICS = {
     "r_hat_max": "R-hat, largest",
@@ -106,7 +109,7 @@ def _summary(run: Run) -> str:
     coreset, metrics = run.coreset, run.metrics
     method = as_text(metrics.get("method", coreset.method))
     sentence = (
-        f"{count_of(len(coreset), 'image')} made by the method '{method}' "
+        f"{count_of(len(coreset), 'image')} by the method '{method}' "
         f"{'stands' if len(coreset) == 1 else 'stand'} in for {coreset.data_size:,} real ones "
         f"of {coreset.source}"
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pseudocoresets.errors import FileFormatError
-from pseudocoresets.report.wording import NOTHING, is_number, with_minus
+from pseudocoresets.report.wording import NOTHING, count_of, is_number, with_minus
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,8 @@ def section(metrics: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def result_groups(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Single runs first, then the average over all chains and samples where it was taken."""
     control = section(metrics, "control")
-    runs = max((len(_field(metrics, metric.key, "values") or ()) for metric in METRICS), default=0)
-    single = f"Mean ± deviation over {runs} runs" if runs else "Mean ± deviation over runs"
-    groups = [{"name": single, "rows": [_single_row(metric, metrics, control) for metric in METRICS]}]
+    rows = [_single_row(metric, metrics, control) for metric in METRICS]
+    groups = [{"name": f"Mean ± deviation over {_runs_text(metrics, control)}", "rows": rows}]
     own, other = section(metrics, "ensemble"), section(control, "ensemble")
     if own or other:
         rows = [_row(metric, own.get(metric.key), other.get(metric.key)) for metric in METRICS]
@@ -102,6 +101,16 @@ def _row(metric: Metric, own: Any, control: Any) -> dict[str, str]:
         "gain": gain,
         "verdict": verdict,
     }
+
+
+def _runs_text(own: Mapping[str, Any], control: Mapping[str, Any]) -> str:
+    """How many runs stand behind the means of the two sides."""
+    runs, others = (
+        max(len(_field(block, metric.key, "values") or ()) for metric in METRICS) for block in (own, control)
+    )
+    if not runs:
+        return "runs"
+    return f"{count_of(runs, 'run')}" + (f" (control: {others})" if others not in (0, runs) else "")
 
 
 def _field(block: Mapping[str, Any], key: str, field: str) -> Any:
