@@ -30,6 +30,7 @@ _SYMBOLS = {
     ("numpy", "ndarray"): "array type",
     ("numpy", "dtype"): "number type",
     ("_codecs", "encode"): "latin-1 bytes",
+    ("__builtin__", "bytes"): "no bytes",
 }
 
 
@@ -212,6 +213,8 @@ def _reduce(callee: _Symbol, arguments: tuple[Any, ...]) -> Any:
     if callee == "latin-1 bytes" and _text(arguments[1]) in ("latin1", "latin-1"):
         content = arguments[0]
         return content if isinstance(content, np.ndarray) else content.encode("latin-1")
+    if callee == "no bytes" and arguments == ():
+        return b""
     if callee == "number type":
         return _NumberType(arguments[0])
     if callee == "empty array" and arguments[0] == "array type":
