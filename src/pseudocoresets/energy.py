@@ -78,7 +78,11 @@ class FunctionTarget:
 
 
 def potential_and_gradient(target: Target, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """U(theta) and its gradient, both without a graph."""
+    """U(theta) and its gradient, both without a graph; in closed form where the target offers that."""
+    closed_form = getattr(target, "potential_and_gradient", None)
+    if closed_form is not None:
+        values: tuple[Tensor, Tensor] = closed_form(theta)
+        return values
     with torch.enable_grad():
         theta = theta.detach().requires_grad_()
         potential = target.potential(theta)

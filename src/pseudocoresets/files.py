@@ -51,6 +51,16 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
     return folder
 
 
+def require_writable(path: str | os.PathLike[str]) -> None:
+    """Find out before long work, not after it, that ``path`` cannot be written."""
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"'{path}' is a folder; give the name of a file to write.")
+    make_folder(path.parent)
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"Cannot write into '{path.parent}'; choose a folder you may write to.")
+
+
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
@@ -69,9 +79,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
         raise FileFormatError(f"'{path}' is not valid JSON; delete it or restore it from a copy.") from None
 
 
-def write_tensors(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]
-) -> None:
+def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """A safetensors file whose metadata is one JSON document under the key ``json``."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as temporary:

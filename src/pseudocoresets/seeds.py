@@ -35,9 +35,7 @@ class Randomness:
     device: torch.Generator
 
     @classmethod
-    def for_purpose(
-        cls, seed: int, *purpose: str | int, device: str | torch.device = "cpu"
-    ) -> Randomness:
+    def for_purpose(cls, seed: int, *purpose: str | int, device: str | torch.device = "cpu") -> Randomness:
         randomness = cls(random.Random(), torch.Generator(device=device))
         randomness.reseed(seed, *purpose)
         return randomness

@@ -1,0 +1,5 @@
+"""``python -m pseudocoresets`` is ``bpc``."""
+
+from pseudocoresets.cli import main
+
+main()

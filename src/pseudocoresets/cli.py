@@ -1,0 +1,61 @@
+"""The command ``bpc``: parse, call, print."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from pseudocoresets.commands.compare import compare
+from pseudocoresets.commands.construct import construct
+from pseudocoresets.commands.data import data_app
+from pseudocoresets.commands.evaluate import evaluate
+from pseudocoresets.commands.experts import experts
+from pseudocoresets.commands.report import report
+from pseudocoresets.commands.run import run
+from pseudocoresets.commands.show import show
+from pseudocoresets.errors import PseudocoresetsError
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn this library's errors into one sentence and status 2, and Ctrl-C into status 130."""
+
+    @functools.wraps(command)
+    def call(*values: Any, **options: Any) -> None:
+        try:
+            command(*values, **options)
+        except PseudocoresetsError as error:
+            typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(BAD_INPUT) from None
+        except KeyboardInterrupt:
+            typer.echo("Interrupted. What was finished is kept; the same command goes on from there.", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+    return call
+
+
+def build_app() -> typer.Typer:
+    """Every command, guarded."""
+    app = typer.Typer(
+        name="bpc",
+        help="Bayesian pseudo-coresets: construct them, sample their posterior, and say how good it is.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    for command in (run, experts, construct, evaluate, compare, show, report):
+        app.command(command.__name__)(guarded(command))
+    for entry in data_app.registered_commands:
+        if entry.callback is not None:
+            entry.callback = guarded(entry.callback)
+    app.add_typer(data_app, name="data")
+    return app
+
+
+def main() -> None:
+    build_app()(prog_name="bpc")

@@ -1,0 +1,90 @@
+"""``bpc construct``: one coreset by one method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pseudocoresets.commands import options as o
+from pseudocoresets.commands.output import print_json
+from pseudocoresets.commands.planning import make_plan
+from pseudocoresets.construct import build_method, real_coreset, run_construction
+from pseudocoresets.coreset import Coreset
+from pseudocoresets.data import load_dataset
+from pseudocoresets.experts import load_experts, require_experts_for
+from pseudocoresets.files import require_writable
+from pseudocoresets.networks import build_network
+from pseudocoresets.pipeline import write_log
+from pseudocoresets.progress import for_stream
+from pseudocoresets.selection import SELECTIONS
+
+
+def construct(
+    out: Annotated[Path, typer.Option("--out", help="Coreset file to write.")],
+    experts: Annotated[Path, typer.Option("--experts", help="Folder of expert trajectories.")],
+    dataset: o.DatasetName = "digits",
+    method: o.MethodName = "cd",
+    ipc: o.ImagesPerClass = 1,
+    network: Annotated[str | None, typer.Option("--network", help="Network that the experts must be of.")] = None,
+    data_dir: o.DataDir = Path("data"),
+    preset: o.PresetName = "quick",
+    iterations: o.Iterations = None,
+    learning_rate: o.LearningRate = None,
+    method_options: o.MethodOptions = None,
+    learn_labels: o.LearnLabels = False,
+    learn_weights: o.LearnWeights = False,
+    initial: Annotated[Path | None, typer.Option("--initial", help="Coreset file to continue from.")] = None,
+    seed: o.Seed = 0,
+    device: o.Device = "auto",
+    json: o.AsJson = False,
+) -> None:
+    """One coreset by one method; killed and started again, it goes on from its last checkpoint.
+
+    Example: bpc construct --dataset digits --ipc 1 --experts experts/digits --out c.safetensors
+    """
+    plan = make_plan(
+        dataset=dataset,
+        method=method,
+        network=network or "convnet",
+        ipc=ipc,
+        protocol="cold",
+        sampler="langevin",
+        preset=preset,
+        seed=seed,
+        construction=o.given(
+            iterations=iterations,
+            learning_rate=learning_rate,
+            learn_labels=learn_labels or None,
+            learn_weights=learn_weights or None,
+        ),
+        method_options=o.parse_settings(method_options),
+    )
+    require_writable(out)
+    trained = load_experts(experts)
+    data = load_dataset(dataset, data_dir)
+    wanted = None if network is None else build_network(network, data.shape, len(data.classes)).spec
+    require_experts_for(trained, data.name, wanted)
+    if method in SELECTIONS:
+        coreset, history = real_coreset(data, plan.construction, trained.network.spec, method), []
+    else:
+        made = run_construction(
+            data,
+            trained,
+            method,
+            build_method(method, plan.method_options),
+            plan.construction,
+            checkpoint=out.with_suffix(".checkpoint"),
+            rescue=out.with_suffix(".last-good.safetensors"),
+            initial=None if initial is None else Coreset.load(initial),
+            device=device,
+            progress=for_stream(),
+        )
+        coreset, history = made.coreset, made.history
+        write_log(out.with_suffix(".log.jsonl"), history)
+    coreset.save(out)
+    if json:
+        print_json({"coreset": str(out), "points": len(coreset), "last": history[-1] if history else None})
+    else:
+        typer.echo(f"{len(coreset)} points for {coreset.data_size:,} in {out}")

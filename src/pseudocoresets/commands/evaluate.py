@@ -1,0 +1,81 @@
+"""``bpc evaluate``: a coreset file under a protocol."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pseudocoresets.commands import options as o
+from pseudocoresets.commands.output import metric_cells, metric_columns, print_json, print_table
+from pseudocoresets.commands.planning import make_plan
+from pseudocoresets.coreset import Coreset
+from pseudocoresets.data import load_dataset
+from pseudocoresets.devices import resolve_device
+from pseudocoresets.experts import load_experts
+from pseudocoresets.files import write_json
+from pseudocoresets.pipeline import judge, judge_control, metrics_document
+from pseudocoresets.progress import for_stream
+
+
+def evaluate(
+    coreset_file: Annotated[Path, typer.Argument(help="Coreset file.")],
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", help="Default: the one the coreset was made from.")
+    ] = None,
+    protocol: o.Protocol = "cold",
+    sampler: o.SamplerName = "langevin",
+    network: Annotated[
+        str | None, typer.Option("--network", help="Default: the one the coreset was made with.")
+    ] = None,
+    experts: o.ExpertsDir = None,
+    chains: o.Chains = None,
+    sampling_steps: o.SamplingSteps = None,
+    temperature: o.Temperature = None,
+    prior_scale: o.PriorScale = None,
+    data_dir: o.DataDir = Path("data"),
+    preset: o.PresetName = "quick",
+    out: Annotated[Path | None, typer.Option("--out", help="Also write the metrics to this JSON file.")] = None,
+    seed: o.Seed = 0,
+    device: o.Device = "auto",
+    json: o.AsJson = False,
+) -> None:
+    """A coreset file under a protocol, beside its control of random real images.
+
+    Example: bpc evaluate c.safetensors --protocol cold --json
+    """
+    coreset = Coreset.load(coreset_file)
+    plan = make_plan(
+        dataset=dataset or coreset.source,
+        method="random",
+        network=network or "convnet",
+        ipc=max(1, round(coreset.images_per_class)),
+        protocol=protocol,
+        sampler=sampler,
+        preset=preset,
+        seed=seed,
+        sampling=o.given(chains=chains, steps=sampling_steps, temperature=temperature, prior_scale=prior_scale),
+    )
+    began = time.monotonic()
+    data = load_dataset(plan.dataset, data_dir)
+    trained = None if experts is None else load_experts(experts)
+    where = resolve_device(device)
+    progress = for_stream()
+    report = judge(coreset, data, protocol, plan.sampling, trained, where, progress, network)
+    control = judge_control(plan, data, coreset.network, trained, where, progress, network)
+    metrics = metrics_document(
+        replace(plan, method=coreset.method), report, control, {"evaluate": time.monotonic() - began}
+    )
+    if out is not None:
+        write_json(out, metrics)
+    if json:
+        print_json(metrics)
+    else:
+        rows = [
+            ["random real images (control)", *metric_cells(metrics["control"])],
+            [f"{coreset.method} coreset", *metric_cells(metrics)],
+        ]
+        print_table(f"{plan.dataset}, {protocol} protocol", ["", *metric_columns()], rows)

@@ -1,0 +1,70 @@
+"""Options that mean the same in every command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pseudocoresets.errors import InputError
+
+DatasetName = Annotated[str, typer.Option("--dataset", help="Data set: a name ('bpc data list') or folder:PATH.")]
+DataDir = Annotated[Path, typer.Option("--data-dir", help="Folder that holds the data sets, or gets them.")]
+NetworkName = Annotated[
+    str, typer.Option("--network", help="Network and its options, such as convnet or convnet:depth=3,width=128.")
+]
+MethodName = Annotated[str, typer.Option("--method", help="Construction method, or 'random' for real images.")]
+ImagesPerClass = Annotated[int, typer.Option("--ipc", help="Images per class.")]
+ExpertsDir = Annotated[Path | None, typer.Option("--experts", help="Folder of expert trajectories.")]
+ExpertCount = Annotated[int | None, typer.Option("--expert-count", help="Number of experts.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", help="Epochs of an expert.")]
+SamplerName = Annotated[str, typer.Option("--sampler", help="Sampler of the posterior.")]
+Protocol = Annotated[str, typer.Option("--protocol", help="cold, point or expert.")]
+Chains = Annotated[int | None, typer.Option("--chains", help="Independent posterior chains.")]
+SamplingSteps = Annotated[int | None, typer.Option("--sampling-steps", help="Steps of each posterior chain.")]
+Temperature = Annotated[
+    float | None, typer.Option("--temperature", help="Posterior temperature; 1 is Bayes, less is colder.")
+]
+PriorScale = Annotated[float | None, typer.Option("--prior-scale", help="Standard deviation of the Gaussian prior.")]
+Iterations = Annotated[int | None, typer.Option("--iterations", help="Iterations of the construction.")]
+LearningRate = Annotated[float | None, typer.Option("--learning-rate", help="Learning rate of the images.")]
+MethodOptions = Annotated[
+    list[str] | None, typer.Option("--set", help="An option of the method, such as --set ahead=0; repeatable.")
+]
+LearnLabels = Annotated[bool, typer.Option("--learn-labels", help="Learn soft labels too.")]
+LearnWeights = Annotated[bool, typer.Option("--learn-weights", help="Learn the weights of the points too.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+PresetName = Annotated[str, typer.Option("--preset", help="quick or paper: where settings not given here come from.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+
+
+def parse_settings(items: list[str] | None) -> dict[str, Any]:
+    """``["ahead=0", "sigma=0.01"]`` as a mapping, numbers and booleans recognised."""
+    parsed: dict[str, Any] = {}
+    for item in items or []:
+        key, equals, value = item.partition("=")
+        if not (key and equals and value):
+            raise InputError(f"Options of a method are written --set NAME=VALUE; got '{item}'.")
+        parsed[key] = _value(value)
+    return parsed
+
+
+def given(**settings: Any) -> dict[str, Any]:
+    """The settings that the user gave; the others stay with the preset."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _value(text: str) -> Any:
+    lowered = text.lower()
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    if lowered == "none":
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,65 @@
+"""From what was typed, and a preset for the rest, to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pseudocoresets.construct import ConstructionSettings, build_method
+from pseudocoresets.divergences import METHODS
+from pseudocoresets.errors import InputError
+from pseudocoresets.experts import ExpertSettings
+from pseudocoresets.inference import PROTOCOLS, SamplingSettings
+from pseudocoresets.kernels import KERNELS
+from pseudocoresets.networks import NETWORKS, parse_name
+from pseudocoresets.pipeline import Plan
+from pseudocoresets.presets import preset_for
+from pseudocoresets.registry import Registry
+from pseudocoresets.selection import SELECTIONS
+
+
+def make_plan(
+    *,
+    dataset: str,
+    method: str,
+    network: str,
+    ipc: int,
+    protocol: str,
+    sampler: str,
+    preset: str,
+    seed: int,
+    expert_count: int | None = None,
+    experts: Mapping[str, Any] | None = None,
+    construction: Mapping[str, Any] | None = None,
+    sampling: Mapping[str, Any] | None = None,
+    method_options: Mapping[str, Any] | None = None,
+) -> Plan:
+    """A plan whose names are known to be right before anything long begins."""
+    NETWORKS[parse_name(network)[0]]
+    KERNELS[sampler]
+    known_method(method)
+    if protocol not in PROTOCOLS:
+        raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{protocol}'.")
+    chosen = preset_for(preset, dataset, ipc)
+    options = chosen.method_options(method) | dict(method_options or {})
+    if method not in SELECTIONS:
+        build_method(method, options)
+    initialisation = {"initialisation": method} if method in SELECTIONS else {}
+    return Plan(
+        dataset=dataset,
+        method=method,
+        network=network,
+        protocol=protocol,
+        expert_count=expert_count or chosen.expert_count,
+        experts=ExpertSettings(**{**chosen.experts, **(experts or {}), "seed": seed}),
+        construction=ConstructionSettings(
+            **{**chosen.construction, **initialisation, **(construction or {}), "ipc": ipc, "seed": seed}
+        ),
+        sampling=SamplingSettings(**{**chosen.sampling, **(sampling or {}), "sampler": sampler, "seed": seed}),
+        method_options=options,
+    )
+
+
+def known_method(name: str) -> None:
+    """A method is a divergence or a selection of real images; anything else is an error that suggests the nearest."""
+    Registry("method", {**METHODS, **SELECTIONS})[name]

@@ -1,0 +1,94 @@
+"""``bpc run``: the whole job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pseudocoresets.commands import options as o
+from pseudocoresets.commands.output import metric_cells, metric_columns, print_json, print_table
+from pseudocoresets.commands.planning import make_plan
+from pseudocoresets.pipeline import Outcome, Plan, run_plan
+from pseudocoresets.progress import for_stream
+from pseudocoresets.report import write_report
+
+
+def run(
+    dataset: o.DatasetName = "digits",
+    method: o.MethodName = "cd",
+    ipc: o.ImagesPerClass = 1,
+    network: o.NetworkName = "convnet",
+    out: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/DATASET-METHOD-ipcN.")] = None,
+    experts: o.ExpertsDir = None,
+    data_dir: o.DataDir = Path("data"),
+    preset: o.PresetName = "quick",
+    protocol: o.Protocol = "cold",
+    sampler: o.SamplerName = "langevin",
+    expert_count: o.ExpertCount = None,
+    epochs: o.Epochs = None,
+    iterations: o.Iterations = None,
+    learning_rate: o.LearningRate = None,
+    method_options: o.MethodOptions = None,
+    learn_labels: o.LearnLabels = False,
+    learn_weights: o.LearnWeights = False,
+    chains: o.Chains = None,
+    sampling_steps: o.SamplingSteps = None,
+    temperature: o.Temperature = None,
+    prior_scale: o.PriorScale = None,
+    seed: o.Seed = 0,
+    device: o.Device = "auto",
+    json: o.AsJson = False,
+) -> None:
+    """The whole job: experts, coreset, control, posterior, report.
+
+    Example: bpc run --dataset digits --ipc 1 --out runs/demo
+    """
+    plan = make_plan(
+        dataset=dataset,
+        method=method,
+        network=network,
+        ipc=ipc,
+        protocol=protocol,
+        sampler=sampler,
+        preset=preset,
+        seed=seed,
+        expert_count=expert_count,
+        experts=o.given(epochs=epochs),
+        construction=o.given(
+            iterations=iterations,
+            learning_rate=learning_rate,
+            learn_labels=learn_labels or None,
+            learn_weights=learn_weights or None,
+        ),
+        sampling=o.given(chains=chains, steps=sampling_steps, temperature=temperature, prior_scale=prior_scale),
+        method_options=o.parse_settings(method_options),
+    )
+    folder = out or Path("runs") / f"{dataset.replace(':', '-').replace('/', '-')}-{method}-ipc{ipc}"
+    outcome = run_plan(plan, folder, data_dir=data_dir, experts_dir=experts, device=device, progress=for_stream())
+    page = write_report(outcome.folder)
+    if json:
+        print_json(outcome.metrics)
+    else:
+        _print_outcome(plan, outcome)
+        typer.echo(f"Report: {page}")
+
+
+def _print_outcome(plan: Plan, outcome: Outcome) -> None:
+    metrics = outcome.metrics
+    sampling = plan.sampling
+    caption = (
+        f"{plan.protocol} protocol, {sampling.sampler}, {sampling.chains} chains, "
+        f"temperature {sampling.temperature:g}; "
+        f"control: {plan.control_draws} draws of real images. {metrics['seconds']:.0f} s in all."
+    )
+    print_table(
+        f"{plan.dataset}, {plan.construction.ipc} image(s) per class",
+        ["", *metric_columns()],
+        [
+            ["random real images (control)", *metric_cells(metrics["control"])],
+            [f"{plan.method} coreset", *metric_cells(metrics)],
+        ],
+        caption,
+    )

@@ -1,0 +1,449 @@
+"""The one loop: ask the method for a loss, step the points against its gradient, checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.coreset import Coreset, require_same_shape
+from pseudocoresets.data.augmentation import dsa
+from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.devices import PeakMemory, resolve_device
+from pseudocoresets.divergences import METHODS, Method, Points, Problem, RealData
+from pseudocoresets.energy import Classifier, Energy, uniform_weights
+from pseudocoresets.errors import DivergenceError, FileFormatError, InputError
+from pseudocoresets.experts import Experts, require_experts_for
+from pseudocoresets.files import read_tensors, write_tensors
+from pseudocoresets.networks import NetworkSpec
+from pseudocoresets.progress import Progress, Silent, task
+from pseudocoresets.seeds import Randomness
+from pseudocoresets.selection import SELECTIONS
+
+CHECK_INTERVAL = 10
+CHECKPOINT_SECONDS = 5.0
+DIVERGED_ENERGY = 1e4
+"""Energy per datum (nats) above which a construction is called diverged; a uniform guess has log(classes)."""
+
+
+@dataclass(frozen=True)
+class ConstructionSettings:
+    """How the points are learned: SGD, x <- x - learning_rate * grad (with momentum)."""
+
+    ipc: int = 1
+    iterations: int = 1000
+    learning_rate: float = 100.0
+    momentum: float = 0.0
+    initialisation: str = "random"
+    augment: bool = True
+    weights: str = "full"
+    """``full``: weights sum to the size of the full data; ``unit``: each point counts once, as the paper prints."""
+    learn_labels: bool = False
+    learn_weights: bool = False
+    label_learning_rate: float = 1.0
+    weight_learning_rate: float = 0.1
+    temperature: float = 1.0
+    prior_scale: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ipc < 1:
+            raise InputError(f"Images per class must be at least 1; got {self.ipc}.")
+        if self.iterations < 1 or not self.learning_rate > 0:
+            raise InputError("A construction needs at least one iteration and a positive learning rate.")
+        if self.weights not in ("full", "unit"):
+            raise InputError(f"Weights must be 'full' or 'unit'; got '{self.weights}'.")
+
+
+@dataclass(frozen=True)
+class Construction:
+    """A finished construction: the coreset, what it started from, and what was recorded on the way."""
+
+    coreset: Coreset
+    initial: Coreset
+    history: list[dict[str, float]]
+    seconds_per_iteration: float = 0.0
+    peak_memory: int = 0
+    """Bytes: allocated on the device, or resident on the host where there is none."""
+
+
+def construct(
+    data: Dataset,
+    experts: Experts | None,
+    method: str | Method = "cd",
+    ipc: int = 1,
+    *,
+    method_options: Mapping[str, Any] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    initial: Coreset | None = None,
+    device: str | torch.device = "auto",
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Coreset:
+    """A pseudo-coreset of ``data`` with ``ipc`` images per class.
+
+    ``method`` is a name (with ``method_options``) or any object with a ``loss``. ``settings`` are those of
+    ``ConstructionSettings``. With ``checkpoint``, a killed run goes on from there; ``initial`` continues from a saved
+    coreset.
+    """
+    name = method if isinstance(method, str) else type(method).__name__
+    built = build_method(method, method_options or {}) if isinstance(method, str) else method
+    chosen = _settings(ipc, settings)
+    return run_construction(
+        data,
+        experts,
+        name,
+        built,
+        chosen,
+        checkpoint=checkpoint,
+        initial=initial,
+        device=device,
+        progress=progress,
+    ).coreset
+
+
+def run_construction(
+    data: Dataset,
+    experts: Experts | None,
+    name: str,
+    method: Method,
+    settings: ConstructionSettings,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    rescue: str | os.PathLike[str] | None = None,
+    initial: Coreset | None = None,
+    device: str | torch.device = "auto",
+    progress: Progress | None = None,
+) -> Construction:
+    """The same with everything spelt out, and with the start, the history and the cost in the answer.
+
+    If the energy diverges, the last good coreset is written to ``rescue``.
+    """
+    if experts is None:
+        raise InputError(f"The method '{name}' needs experts; train some with 'bpc experts'.")
+    require_experts_for(experts, data.name)
+    device = resolve_device(device)
+    start = initial or real_coreset(data, settings, experts.network.spec, name, configuration(method, settings))
+    require_same_shape(start, data)
+    problem = _problem(data, experts, settings, device)
+    learner = _Learner(start, method, settings, device)
+    keeper = _CheckpointKeeper(checkpoint, _fingerprint(data, experts, name, method, settings, start))
+    keeper.restore(learner)
+    first, began = learner.iteration, time.monotonic()
+    with PeakMemory(device) as memory:
+        try:
+            _learn(learner, method, problem, settings, keeper, progress or Silent(), name)
+        except _Diverged:
+            kept = _rescue(learner, start, rescue)
+            raise DivergenceError(_divergence_advice(learner, settings, name) + kept) from None
+    keeper.discard()
+    seconds = (time.monotonic() - began) / max(1, learner.iteration - first)
+    return Construction(learner.coreset(start), start, learner.history(), seconds, memory.bytes)
+
+
+def real_coreset(
+    data: Dataset,
+    settings: ConstructionSettings,
+    network: NetworkSpec | None,
+    method: str,
+    recorded: Mapping[str, Any] | None = None,
+) -> Coreset:
+    """Real images chosen by ``settings.initialisation``: where a construction starts, and the control."""
+    index = SELECTIONS[settings.initialisation](data.train, settings.ipc, settings.seed)
+    size = len(data.train)
+    weights = uniform_weights(len(index), size) if settings.weights == "full" else torch.ones(len(index))
+    return Coreset(
+        images=data.transform(data.train.images[index]),
+        labels=data.train.labels[index],
+        weights=weights,
+        transform=data.transform,
+        classes=data.classes,
+        data_size=size,
+        source=data.name,
+        method=method,
+        seed=settings.seed,
+        network=network,
+        configuration=recorded or {"settings": asdict(settings)},
+        flippable=data.flippable,
+    )
+
+
+def configuration(method: Method, settings: ConstructionSettings) -> dict[str, Any]:
+    """What a coreset file records of how it was made."""
+    options: dict[str, Any] = asdict(method) if is_dataclass(method) and not isinstance(method, type) else {}
+    return {"settings": asdict(settings), "method": options}
+
+
+def build_method(method: str, options: Mapping[str, Any]) -> Method:
+    """The method of that name with these options."""
+    try:
+        return METHODS[method](**options)
+    except TypeError as error:
+        raise InputError(f"The method '{method}' does not take these options: {error}.") from None
+
+
+def _settings(ipc: int, settings: Mapping[str, Any]) -> ConstructionSettings:
+    known = {entry.name for entry in fields(ConstructionSettings)}
+    unknown = set(settings) - known
+    if unknown:
+        raise InputError(f"Unknown settings: {', '.join(sorted(unknown))}. Known: {', '.join(sorted(known))}.")
+    return ConstructionSettings(ipc=ipc, **settings)
+
+
+def _problem(data: Dataset, experts: Experts, settings: ConstructionSettings, device: torch.device) -> Problem:
+    model = Classifier(experts.network, settings.prior_scale)
+
+    @cache
+    def real_data() -> RealData:
+        return RealData(data.train.images.to(device), data.train.labels.to(device), data.transform.to(device))
+
+    return Problem(
+        energy=Energy(model, len(data.train), settings.temperature),
+        experts=experts,
+        real_data=real_data,
+        augmentation=dsa(data.flippable) if settings.augment else None,
+    )
+
+
+class _Learner:
+    """The tensors being learned, their optimiser, and what was recorded."""
+
+    def __init__(self, start: Coreset, method: Method, settings: ConstructionSettings, device: torch.device) -> None:
+        self.iteration = 0
+        self.device = device
+        self._settings = settings
+        self._weight_total = float(start.weights.sum())
+        self._hard_labels = start.labels.to(device)
+        self._fixed_weights = start.weights.to(device)
+        self._leaves: dict[str, Tensor] = {"images": start.images.to(device).clone()}
+        rates = {"images": settings.learning_rate}
+        if settings.learn_labels:
+            self._leaves["label_logits"] = _label_logits(start).to(device)
+            rates["label_logits"] = settings.label_learning_rate
+        if settings.learn_weights:
+            self._leaves["weight_logits"] = start.weights.clamp_min(1e-12).log().to(device)
+            rates["weight_logits"] = settings.weight_learning_rate
+        for name, extra in method.extras().items():
+            self._leaves["extra." + name] = torch.tensor(extra.value, device=device)
+            rates["extra." + name] = extra.learning_rate
+        for leaf in self._leaves.values():
+            leaf.requires_grad_()
+        groups = [{"params": [leaf], "lr": rates[name]} for name, leaf in self._leaves.items()]
+        self._optimiser = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
+        self._record_names: list[str] = []
+        self._records: list[Tensor] = []
+        self._pending: list[Tensor] = []
+        self._sound = (0, {name: leaf.detach().clone() for name, leaf in self._leaves.items()})
+
+    def points(self) -> Points:
+        """The points as functions of what is learned: labels by a softmax, weights by one that keeps their sum."""
+        labels, weights = self._hard_labels, self._fixed_weights
+        if "label_logits" in self._leaves:
+            labels = self._leaves["label_logits"].softmax(-1)
+        if "weight_logits" in self._leaves:
+            weights = self._weight_total * self._leaves["weight_logits"].softmax(0)
+        extras = {name.removeprefix("extra."): leaf for name, leaf in self._leaves.items() if name.startswith("extra.")}
+        return Points(self._leaves["images"], labels, weights, extras)
+
+    def step(self, method: Method, problem: Problem, randomness: Randomness) -> None:
+        loss = method.loss(self.points(), problem, randomness)
+        self._optimiser.zero_grad()
+        loss.value.backward()
+        self._optimiser.step()
+        self.iteration += 1
+        terms = {"loss": loss.value.detach()} | dict(loss.terms)
+        self._record_names = list(terms)
+        self._pending.append(torch.stack([value.to(torch.float64) for value in terms.values()]))
+
+    def check(self) -> None:
+        """Bring the pending records to the host and stop if the energy left what is sensible."""
+        if not self._pending:
+            return
+        recorded = torch.stack(self._pending).cpu()
+        self._pending.clear()
+        self._records.append(recorded)
+        finite = bool(torch.isfinite(recorded).all() and torch.isfinite(self._leaves["images"]).all())
+        if not finite or float(recorded.abs().max()) > DIVERGED_ENERGY:
+            raise _Diverged
+        self._sound = (self.iteration, {name: leaf.detach().clone() for name, leaf in self._leaves.items()})
+
+    def return_to_sound(self) -> None:
+        """Undo what was learned since the last check that passed."""
+        self.iteration, leaves = self._sound
+        with torch.no_grad():
+            for name, leaf in self._leaves.items():
+                leaf.copy_(leaves[name])
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything a later process needs to go on, as copies."""
+        state = {"leaf." + name: leaf.detach().cpu().clone() for name, leaf in self._leaves.items()}
+        for name, leaf in self._leaves.items():
+            buffer = self._optimiser.state[leaf].get("momentum_buffer")
+            if buffer is not None:
+                state["momentum." + name] = buffer.detach().cpu().clone()
+        state["records"] = torch.cat(self._records) if self._records else torch.zeros(0, 0, dtype=torch.float64)
+        return state
+
+    def restore(self, state: Mapping[str, Tensor], iteration: int, record_names: list[str]) -> None:
+        with torch.no_grad():
+            for name, leaf in self._leaves.items():
+                leaf.copy_(state["leaf." + name])
+                if "momentum." + name in state:
+                    self._optimiser.state[leaf]["momentum_buffer"] = state["momentum." + name].to(self.device)
+        self.iteration = iteration
+        self._record_names = record_names
+        self._records = [state["records"]] if iteration else []
+        self._pending = []
+
+    @property
+    def record_names(self) -> list[str]:
+        return self._record_names
+
+    def history(self) -> list[dict[str, float]]:
+        rows = torch.cat(self._records).tolist() if self._records else []
+        return [{"iteration": i + 1} | dict(zip(self._record_names, row, strict=True)) for i, row in enumerate(rows)]
+
+    def coreset(self, start: Coreset) -> Coreset:
+        points = self.points().detached()
+        recorded = dict(start.configuration)
+        if points.extras:
+            recorded["learned"] = {name: float(value) for name, value in points.extras.items()}
+        return Coreset(
+            images=points.x.cpu(),
+            labels=points.y.cpu(),
+            weights=points.weights.cpu(),
+            transform=start.transform,
+            classes=start.classes,
+            data_size=start.data_size,
+            source=start.source,
+            method=start.method,
+            seed=start.seed,
+            network=start.network,
+            configuration=recorded,
+            flippable=start.flippable,
+        )
+
+
+class _Diverged(Exception):
+    pass
+
+
+class _CheckpointKeeper:
+    """Saves and restores a learner's state, with the settings it belongs to."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, fingerprint: str) -> None:
+        self._path = None if path is None else Path(path)
+        self._fingerprint = fingerprint
+
+    def restore(self, learner: _Learner) -> None:
+        if self._path is None or not self._path.exists():
+            return
+        state, document = read_tensors(self._path)
+        if document.get("settings") != self._fingerprint:
+            raise FileFormatError(
+                f"The checkpoint '{self._path}' belongs to a run with other settings; delete it, or repeat that run's "
+                "arguments."
+            )
+        learner.restore(state, document["iteration"], document["records"])
+
+    def save(self, learner: _Learner) -> None:
+        if self._path is not None:
+            document = {
+                "settings": self._fingerprint,
+                "iteration": learner.iteration,
+                "records": learner.record_names,
+            }
+            write_tensors(self._path, learner.state(), document)
+
+    def discard(self) -> None:
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def _learn(
+    learner: _Learner,
+    method: Method,
+    problem: Problem,
+    settings: ConstructionSettings,
+    keeper: _CheckpointKeeper,
+    progress: Progress,
+    name: str,
+) -> None:
+    randomness = Randomness.for_purpose(settings.seed, "construct", device=learner.device)
+    saved = time.monotonic()
+    with task(progress, f"coreset by {name}", settings.iterations):
+        progress.advance(learner.iteration)
+        try:
+            while learner.iteration < settings.iterations:
+                randomness.reseed(settings.seed, "construct", learner.iteration)
+                learner.step(method, problem, randomness)
+                progress.advance()
+                if learner.iteration % CHECK_INTERVAL == 0 or learner.iteration == settings.iterations:
+                    learner.check()
+                    if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                        keeper.save(learner)
+                        saved = time.monotonic()
+        except KeyboardInterrupt:
+            _save_if_sound(learner, keeper)
+            raise
+
+
+def _save_if_sound(learner: _Learner, keeper: _CheckpointKeeper) -> None:
+    try:
+        learner.check()
+    except _Diverged:
+        return
+    keeper.save(learner)
+
+
+def _rescue(learner: _Learner, start: Coreset, path: str | os.PathLike[str] | None) -> str:
+    """Go back to the last state that was found sound, and keep it in a file if there is a place for one."""
+    learner.return_to_sound()
+    if path is None:
+        return ""
+    learner.coreset(start).save(path)
+    return f" The last good coreset, of iteration {learner.iteration}, is in '{path}'."
+
+
+def _divergence_advice(learner: _Learner, settings: ConstructionSettings, name: str) -> str:
+    return (
+        f"The energy diverged by iteration {learner.iteration} of '{name}'; lower the learning rate of the images "
+        f"(now {settings.learning_rate:g}) or the step size of the chain."
+    )
+
+
+def _label_logits(start: Coreset) -> Tensor:
+    """Logits whose softmax puts about 99 % on the hard label, or that of soft labels already there."""
+    if start.labels.is_floating_point():
+        return start.labels.clamp_min(1e-6).log()
+    classes = len(start.classes)
+    return torch.nn.functional.one_hot(start.labels, classes).float() * float(
+        torch.tensor(99.0 * max(1, classes - 1)).log()
+    )
+
+
+def _fingerprint(
+    data: Dataset, experts: Experts, name: str, method: Method, settings: ConstructionSettings, start: Coreset
+) -> str:
+    """What must agree for a checkpoint to be continued; the number of iterations may grow."""
+    chosen = {key: value for key, value in asdict(settings).items() if key != "iterations"}
+    return json.dumps(
+        {
+            "dataset": data.name,
+            "size": len(data.train),
+            "experts": asdict(experts.settings) | {"count": len(experts)},
+            "network": experts.network.spec.as_json(),
+            "method": [name, configuration(method, settings)["method"]],
+            "settings": chosen,
+            "start": float(start.images.double().sum()),
+        },
+        sort_keys=True,
+    )

@@ -1,0 +1,177 @@
+"""The product: a few weighted synthetic points, and all that is needed to use them."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import safetensors
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.data.transforms import InputTransform
+from pseudocoresets.errors import FileFormatError, InputError
+from pseudocoresets.files import read_tensors, write_tensors
+from pseudocoresets.networks import NetworkSpec, spec_from_json
+
+FORMAT = "pseudocoreset"
+FORMAT_VERSION = 1
+TRANSFORM_PREFIX = "transform."
+
+
+@dataclass(frozen=True)
+class Coreset:
+    """Weighted points in a model's input space, with the transform that leads there and back.
+
+    ``images`` (m, channels, height, width) float32; ``labels`` (m,) int64 or (m, classes) float32; ``weights`` (m,),
+    which sum to about ``data_size``, the number of points that the coreset stands for.
+    """
+
+    images: Tensor
+    labels: Tensor
+    weights: Tensor
+    transform: InputTransform
+    classes: tuple[str, ...]
+    data_size: int
+    source: str
+    """Name of the data set that the coreset stands for."""
+    method: str
+    seed: int = 0
+    network: NetworkSpec | None = None
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+    flippable: bool = True
+    """Whether a mirrored image keeps its label, which augmentation needs to know."""
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def images_per_class(self) -> float:
+        return len(self) / len(self.classes)
+
+    @property
+    def hard_labels(self) -> Tensor:
+        """The class of each point; of soft labels, the most probable one."""
+        return self.labels.argmax(-1) if self.labels.is_floating_point() else self.labels
+
+    def dataset(self) -> TensorDataset:
+        """Images and labels for an ordinary PyTorch loop, in the model's input space."""
+        return TensorDataset(self.images, self.labels)
+
+    def to_pixels(self) -> Tensor:
+        """The images as pixels; 0 to 1 is black to white, and synthetic images may go beyond."""
+        return self.transform.to_pixels(self.images)
+
+    def show(self, path: str | os.PathLike[str]) -> None:
+        """Write a picture: one row a class, its name at the side, in true pixel space."""
+        from pseudocoresets.pictures import save_class_rows
+
+        save_class_rows(path, self.to_pixels(), self.hard_labels, self.classes)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a safetensors file that any safetensors reader opens."""
+        tensors = {"images": self.images.float(), "labels": self.labels, "weights": self.weights.float()}
+        tensors |= {TRANSFORM_PREFIX + name: tensor for name, tensor in self.transform.tensors().items()}
+        write_tensors(path, tensors, self._document())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Coreset:
+        """Read a coreset file, checking that it is whole and consistent."""
+        tensors, document = read_tensors(path, device)
+        _check_format(path, document)
+        try:
+            network = document["network"]
+            coreset = cls(
+                images=tensors["images"],
+                labels=tensors["labels"],
+                weights=tensors["weights"],
+                transform=InputTransform.from_tensors(
+                    {
+                        name.removeprefix(TRANSFORM_PREFIX): tensor
+                        for name, tensor in tensors.items()
+                        if name.startswith(TRANSFORM_PREFIX)
+                    }
+                ),
+                classes=tuple(document["classes"]),
+                data_size=document["data_size"],
+                source=document["dataset"],
+                method=document["method"],
+                seed=document["seed"],
+                network=None if network is None else spec_from_json(network),
+                configuration=document["configuration"],
+                flippable=document["flippable"],
+            )
+        except KeyError as missing:
+            raise FileFormatError(f"'{path}' lacks {missing}; it is not a whole coreset file.") from None
+        _check_tensors(path, coreset)
+        return coreset
+
+    def _document(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "dataset": self.source,
+            "method": self.method,
+            "configuration": dict(self.configuration),
+            "seed": self.seed,
+            "classes": list(self.classes),
+            "data_size": self.data_size,
+            "flippable": self.flippable,
+            "transform": self.transform.kind,
+            "network": None if self.network is None else self.network.as_json(),
+            "libraries": library_versions(),
+        }
+
+
+def require_same_shape(coreset: Coreset, data: Dataset) -> None:
+    """A coreset can only be judged on data like that it was made from."""
+    shape = tuple(coreset.images.shape[1:])
+    if shape != data.shape or len(coreset.classes) != len(data.classes):
+        raise InputError(
+            f"The coreset (from '{coreset.source}') has images of {shape} in {len(coreset.classes)} classes, but "
+            f"'{data.name}' has {data.shape} in {len(data.classes)}; choose the data set that it was made from."
+        )
+
+
+def library_versions() -> dict[str, str]:
+    """What wrote a file, for the reader who must repeat it."""
+    try:
+        own = version("pseudocoresets")
+    except PackageNotFoundError:
+        own = "source tree"
+    return {
+        "pseudocoresets": own,
+        "torch": torch.__version__,
+        "safetensors": safetensors.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _check_format(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
+    if document.get("format") != FORMAT:
+        raise FileFormatError(f"'{path}' is not a coreset file; make one with 'bpc construct'.")
+    if document.get("version") != FORMAT_VERSION:
+        raise FileFormatError(
+            f"'{path}' has format version {document.get('version')}, but this library reads version {FORMAT_VERSION}; "
+            "use the release that wrote it."
+        )
+
+
+def _check_tensors(path: str | os.PathLike[str], coreset: Coreset) -> None:
+    images, labels, weights = coreset.images, coreset.labels, coreset.weights
+    if images.dim() != 4 or labels.shape[:1] != images.shape[:1] or weights.shape != images.shape[:1]:
+        raise FileFormatError(
+            f"'{path}' is inconsistent: images {tuple(images.shape)}, labels {tuple(labels.shape)}, "
+            f"weights {tuple(weights.shape)}."
+        )
+    if not (torch.isfinite(images).all() and torch.isfinite(weights).all()):
+        raise FileFormatError(f"'{path}' holds values that are not finite.")
+    hard = coreset.hard_labels
+    if len(hard) and not 0 <= int(hard.min()) <= int(hard.max()) < len(coreset.classes):
+        raise FileFormatError(f"'{path}' has labels outside its {len(coreset.classes)} classes.")

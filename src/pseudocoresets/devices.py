@@ -1,0 +1,44 @@
+"""Which device to compute on."""
+
+from __future__ import annotations
+
+import resource
+from types import TracebackType
+
+import torch
+
+from pseudocoresets.errors import InputError
+
+
+def resolve_device(device: str | torch.device = "auto") -> torch.device:
+    """``auto`` is the GPU where there is one."""
+    if str(device) == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        raise InputError(f"The device must be auto, cpu or cuda; got '{device}'.") from None
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("There is no CUDA device here; use --device cpu, or auto.")
+    return resolved
+
+
+class PeakMemory:
+    """The most memory used within a block: allocated on a GPU, resident in the process otherwise (its peak so far)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.bytes = 0
+
+    def __enter__(self) -> PeakMemory:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._device.type == "cuda":
+            self.bytes = torch.cuda.max_memory_allocated(self._device)
+        else:
+            self.bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

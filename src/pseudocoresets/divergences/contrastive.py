@@ -1,0 +1,88 @@
+"""Contrastive divergence, as the paper defines it (``ahead = 0``) and paired (``ahead > 0``).
+
+For q an approximation of the full-data posterior and Pi a kernel that leaves the coreset posterior invariant,
+
+    L = KL(q || pi_x) - KL(Pi^k q || pi_x)
+
+and its gradient is estimated by
+
+    grad_x L ~= grad_x (1/N) sum_j [ E(x, theta+_j) - E(x, stopgrad(theta-_j)) ].
+
+theta- is the end of ``steps`` kernel steps on the coreset from theta_s + sigma N(0, I), where theta_s is an expert's
+snapshot. With ``ahead = 0``, theta+ is where that chain started. With ``ahead = a``, theta+ is the same expert a epochs
+later: the full-data chain and the coreset chain start at the same place, and the coreset is moved until they agree.
+
+No second derivatives and no unrolled graph: memory does not grow with ``steps``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.divergences.method import Extra, Loss, Points, Problem
+from pseudocoresets.errors import InputError
+from pseudocoresets.kernels import KERNELS, advance
+from pseudocoresets.seeds import Randomness
+
+
+@dataclass(frozen=True)
+class ContrastiveDivergence:
+    """N = ``chains`` chains of k = ``steps`` steps of size ``step_size`` from snapshots perturbed by ``sigma``."""
+
+    ahead: int = 2
+    latest_start: int | None = 10
+    chains: int = 1
+    steps: int = 100
+    step_size: float = 0.01
+    sigma: float = 0.001
+    kernel: str = "langevin"
+
+    def __post_init__(self) -> None:
+        if self.ahead < 0 or self.chains < 1 or self.steps < 1 or self.sigma < 0:
+            raise InputError(
+                "Contrastive divergence needs ahead >= 0, chains >= 1, steps >= 1 and sigma >= 0; got "
+                f"ahead={self.ahead}, chains={self.chains}, steps={self.steps}, sigma={self.sigma}."
+            )
+
+    def extras(self) -> Mapping[str, Extra]:
+        return {}
+
+    def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
+        positive, negative = self.sample_phases(points, problem, randomness)
+        return phase_difference(points, problem, positive, negative, randomness)
+
+    def sample_phases(self, points: Points, problem: Problem, randomness: Randomness) -> tuple[Tensor, Tensor]:
+        """theta+ and theta-, each (chains, parameters), without a graph."""
+        if problem.experts is None:
+            raise InputError("Contrastive divergence needs experts; train some first.")
+        draw = problem.experts.draw(self.chains, self.latest_start, self.ahead, randomness)
+        start = perturbed(draw.start, self.sigma, randomness)
+        positive = start if self.ahead == 0 else perturbed(draw.later, self.sigma, randomness)
+        fixed = points.detached()
+        target = problem.energy.target(
+            fixed.x, fixed.y, fixed.weights, lambda x: problem.transformation(len(x), randomness)(x)
+        )
+        negative = advance(KERNELS[self.kernel](step_size=self.step_size), start, target, self.steps, randomness.device)
+        return positive, negative
+
+
+def phase_difference(
+    points: Points, problem: Problem, positive: Tensor, negative: Tensor, randomness: Randomness
+) -> Loss:
+    """mean_j E(x, theta+_j) - mean_j E(x, theta-_j), per datum, both under the same augmentation of x."""
+    x = problem.transformation(len(points.x), randomness)(points.x)
+    energies = problem.energy.per_datum(torch.cat([positive, negative]).detach(), x, points.y, points.weights)
+    up, down = energies[: len(positive)].mean(), energies[len(positive) :].mean()
+    return Loss(up - down, {"positive": up.detach(), "negative": down.detach()})
+
+
+def perturbed(theta: Tensor, sigma: float, randomness: Randomness) -> Tensor:
+    """theta + sigma N(0, I)."""
+    if sigma == 0:
+        return theta
+    noise = torch.randn(theta.shape, generator=randomness.device, device=theta.device, dtype=theta.dtype)
+    return theta + sigma * noise

@@ -1,0 +1,98 @@
+"""Judging posterior samples on data that they have not seen."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from pseudocoresets.data.dataset import Split
+from pseudocoresets.evaluation.metrics import (
+    METRICS,
+    Reliability,
+    all_metrics,
+    pooled_reliability,
+    reliability,
+)
+from pseudocoresets.inference import PosteriorSamples
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One metric over several runs."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def std(self) -> float:
+        """Sample deviation; 0 for a single run."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {"mean": self.mean, "std": self.std, "values": list(self.values)}
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """Each metric over runs (one chain each, averaged over its samples), and of the average over all chains."""
+
+    accuracy: Summary
+    nll: Summary
+    ece: Summary
+    brier: Summary
+    ensemble: Mapping[str, float]
+    reliability: Reliability
+    protocol: str
+    posterior: Mapping[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        metrics = {name: getattr(self, name).as_json() for name in METRICS}
+        return metrics | {
+            "protocol": self.protocol,
+            "ensemble": dict(self.ensemble),
+            "reliability": self.reliability.as_json(),
+            "posterior": dict(self.posterior),
+        }
+
+
+def evaluate(samples: PosteriorSamples, split: Split) -> EvaluationReport:
+    """Predict ``split`` with every sample and score the averages."""
+    probabilities = samples.predict(split.images)
+    return score(probabilities, split.labels, samples.protocol, samples.settings.as_json())
+
+
+def pooled(reports: Sequence[EvaluationReport]) -> EvaluationReport:
+    """Several evaluations of the same kind as one: all runs together, averages of what belongs to each alone."""
+    first = reports[0]
+    summaries = {
+        name: Summary(tuple(value for report in reports for value in getattr(report, name).values)) for name in METRICS
+    }
+    return EvaluationReport(
+        **summaries,
+        ensemble={name: statistics.fmean(report.ensemble[name] for report in reports) for name in METRICS},
+        reliability=pooled_reliability([report.reliability for report in reports]),
+        protocol=first.protocol,
+        posterior=first.posterior,
+    )
+
+
+def score(probabilities: Tensor, labels: Tensor, protocol: str, posterior: Mapping[str, Any]) -> EvaluationReport:
+    """Score probabilities (chains, samples, n, classes): each chain on its own, and all together."""
+    labels = labels.to(probabilities.device)
+    per_chain = [all_metrics(chain.mean(0), labels) for chain in probabilities]
+    together = probabilities.flatten(0, 1).mean(0)
+    summaries = {name: Summary(tuple(run[name] for run in per_chain)) for name in METRICS}
+    return EvaluationReport(
+        **summaries,
+        ensemble=all_metrics(together, labels),
+        reliability=reliability(together, labels),
+        protocol=protocol,
+        posterior=posterior,
+    )

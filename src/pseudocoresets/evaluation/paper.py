@@ -1,0 +1,32 @@
+"""Figures that the paper reports, to stand beside ours; its protocol starts chains from experts."""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from importlib.resources import files
+
+PAPER_NAMES = {
+    "cd": "bpc-cd",
+    "fkl": "bpc-fkl (sghmc)",
+    "fkl-hmc": "bpc-fkl (hmc)",
+    "rkl": "bpc-rkl (sghmc)",
+    "wasserstein": "bpc-w (sghmc)",
+}
+
+
+def paper_figure(dataset: str, ipc: int, method: str, metric: str) -> float | None:
+    """The paper's mean for one cell, accuracy as a fraction; None where it reports nothing."""
+    value = _figures().get((dataset, ipc, PAPER_NAMES.get(method, ""), metric))
+    if value is None:
+        return None
+    return value / 100 if metric == "accuracy" else value
+
+
+@cache
+def _figures() -> dict[tuple[str, int, str, str], float]:
+    text = files("pseudocoresets.evaluation").joinpath("paper_figures.csv").read_text(encoding="utf-8")
+    return {
+        (row["dataset"], int(row["ipc"]), row["method"], row["metric"]): float(row["value"])
+        for row in csv.DictReader(text.splitlines())
+    }

@@ -1,0 +1,122 @@
+"""Training experts: SGD on the full data, several experts at once as a population."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pseudocoresets.data.augmentation import Augmentation, dsa
+from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.devices import resolve_device
+from pseudocoresets.errors import DivergenceError, InputError
+from pseudocoresets.experts.store import Experts, ExpertSettings, ExpertStore
+from pseudocoresets.networks import Network, build_network
+from pseudocoresets.progress import Progress, Silent, task
+from pseudocoresets.seeds import Randomness, derive_seed
+
+
+def train_experts(
+    data: Dataset,
+    network: str | Network = "convnet",
+    count: int = 100,
+    epochs: int = 50,
+    out: str | os.PathLike[str] | None = None,
+    *,
+    batch_size: int = 256,
+    learning_rate: float = 0.01,
+    momentum: float = 0.0,
+    augment: bool = True,
+    seed: int = 0,
+    population: int | None = None,
+    device: str | torch.device = "auto",
+    progress: Progress | None = None,
+) -> Experts:
+    """Train ``count`` experts, or those of them that the folder ``out`` does not hold yet.
+
+    ``population`` experts are trained side by side; each is written as soon as its group is done, so a run that is
+    killed and started again goes on with the next group. Without ``out`` they are kept in memory.
+    """
+    if count < 1:
+        raise InputError(f"At least one expert is needed; got {count}.")
+    network = network if isinstance(network, Network) else build_network(network, data.shape, len(data.classes))
+    settings = ExpertSettings(epochs, batch_size, learning_rate, momentum, augment, seed)
+    store = None if out is None else ExpertStore.create_or_open(out, network, data.name, settings)
+    todo = list(range(count)) if store is None else store.missing(count)
+    trained: list[Tensor] = []
+    trainer = _Trainer(data, network, settings, resolve_device(device))
+    progress = progress or Silent()
+    with task(progress, f"experts on {data.name}", max(1, len(todo) * epochs)):
+        for numbers in _groups(todo, population or trainer.default_population):
+            trajectories = trainer.train(numbers, progress)
+            for number, trajectory in zip(numbers, trajectories, strict=True):
+                if store is None:
+                    trained.append(trajectory)
+                else:
+                    store.add(number, trajectory)
+    if store is not None:
+        return store.experts(count)
+    return Experts(network, data.name, settings, trained)
+
+
+class _Trainer:
+    """The full data on the device, and SGD on it for a population of parameter sets."""
+
+    def __init__(self, data: Dataset, network: Network, settings: ExpertSettings, device: torch.device) -> None:
+        self._network = network
+        self._settings = settings
+        self._device = device
+        self._images = data.transform(data.train.images.to(device))
+        self._labels = data.train.labels.to(device)
+        self._augmentation: Augmentation | None = dsa(data.flippable) if settings.augment else None
+        self.default_population = 1 if device.type == "cpu" else 10
+
+    def train(self, numbers: list[int], progress: Progress) -> list[Tensor]:
+        """Trajectories (epochs + 1, parameters) of these experts.
+
+        theta <- theta - v,  v <- momentum v + learning_rate grad (mean cross-entropy of a batch)
+        """
+        seed = self._settings.seed
+        theta = torch.stack([self._network.initialise(derive_seed(seed, "expert", n)) for n in numbers]).to(
+            self._device
+        )
+        randomness = Randomness.for_purpose(seed, "expert training", *numbers, device=self._device)
+        velocity = torch.zeros_like(theta)
+        snapshots = [theta.cpu()]
+        for epoch in range(self._settings.epochs):
+            for batch in self._batches(len(numbers), randomness):
+                theta, velocity = self._sgd_step(theta, velocity, batch, randomness)
+            if not torch.isfinite(theta).all():
+                raise DivergenceError(
+                    f"Expert training diverged in epoch {epoch + 1} at learning rate {self._settings.learning_rate}; "
+                    "lower it."
+                )
+            snapshots.append(theta.cpu())
+            progress.advance(len(numbers))
+        return list(torch.stack(snapshots, 1))
+
+    def _batches(self, experts: int, randomness: Randomness) -> list[Tensor]:
+        """An order of its own for each expert, as index tensors (experts, batch); the last, smaller batch is kept."""
+        n = len(self._labels)
+        keys = torch.rand(experts, n, generator=randomness.device, device=self._device)
+        return list(keys.argsort(1).split(self._settings.batch_size, 1))
+
+    def _sgd_step(
+        self, theta: Tensor, velocity: Tensor, batch: Tensor, randomness: Randomness
+    ) -> tuple[Tensor, Tensor]:
+        images, labels = self._images[batch], self._labels[batch]
+        if self._augmentation is not None:
+            transformation = self._augmentation.draw(batch.numel(), randomness)
+            images = transformation(images.flatten(0, 1)).view_as(images)
+        theta = theta.detach().requires_grad_()
+        logits = self._network.logits(theta, images)
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten()) * len(theta)
+        (gradient,) = torch.autograd.grad(loss, theta)
+        velocity = self._settings.momentum * velocity + self._settings.learning_rate * gradient
+        return theta.detach() - velocity, velocity
+
+
+def _groups(numbers: list[int], size: int) -> list[list[int]]:
+    return [numbers[i : i + size] for i in range(0, len(numbers), size)]

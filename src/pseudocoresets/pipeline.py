@@ -1,0 +1,220 @@
+"""The whole job: experts, coreset, control, posteriors, one folder with everything in it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pseudocoresets.construct import (
+    Construction,
+    ConstructionSettings,
+    build_method,
+    real_coreset,
+    run_construction,
+)
+from pseudocoresets.coreset import Coreset, library_versions, require_same_shape
+from pseudocoresets.data import load_dataset
+from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.devices import resolve_device
+from pseudocoresets.evaluation import METRICS, EvaluationReport, evaluate, pooled
+from pseudocoresets.experts import Experts, ExpertSettings, train_experts
+from pseudocoresets.files import make_folder, write_json, write_text
+from pseudocoresets.inference import SamplingSettings, sample_posterior
+from pseudocoresets.networks import NetworkSpec
+from pseudocoresets.progress import Progress, Silent
+from pseudocoresets.seeds import derive_seed
+from pseudocoresets.selection import SELECTIONS
+
+CONTROL_DRAWS = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides the outcome of a run."""
+
+    dataset: str
+    method: str
+    network: str
+    protocol: str
+    expert_count: int
+    experts: ExpertSettings
+    construction: ConstructionSettings
+    sampling: SamplingSettings
+    method_options: Mapping[str, Any]
+    control_draws: int = CONTROL_DRAWS
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run found, and the metrics document that says so."""
+
+    coreset: EvaluationReport
+    control: EvaluationReport
+    metrics: Mapping[str, Any]
+    folder: Path
+
+
+def run_plan(
+    plan: Plan,
+    folder: str | Path,
+    *,
+    data_dir: str | Path = "data",
+    experts_dir: str | Path | None = None,
+    device: str | torch.device = "auto",
+    progress: Progress | None = None,
+) -> Outcome:
+    """Carry out ``plan`` and leave config, coresets, metrics, log and picture in ``folder``."""
+    progress = progress or Silent()
+    device = resolve_device(device)
+    folder = make_folder(folder)
+    data = load_dataset(plan.dataset, data_dir)
+    timings: dict[str, float] = {}
+    with _timed(timings, "experts"):
+        experts = experts_for(plan, data, experts_dir or folder / "experts", device, progress)
+    with _timed(timings, "construct"):
+        made = make_coreset(plan, data, experts, folder, device, progress)
+    with _timed(timings, "posterior"):
+        report = judge(made.coreset, data, plan.protocol, plan.sampling, experts, device, progress)
+    with _timed(timings, "control"):
+        control = judge_control(plan, data, experts.network.spec, experts, device, progress)
+    metrics = metrics_document(plan, report, control, timings)
+    _write_run(folder, plan, data, made, metrics, device)
+    return Outcome(report, control, metrics, folder)
+
+
+def experts_for(plan: Plan, data: Dataset, folder: str | Path, device: torch.device, progress: Progress) -> Experts:
+    """The plan's experts, trained as far as ``folder`` does not hold them."""
+    return train_experts(
+        data,
+        plan.network,
+        plan.expert_count,
+        out=folder,
+        device=device,
+        progress=progress,
+        **asdict(plan.experts),
+    )
+
+
+def make_coreset(
+    plan: Plan, data: Dataset, experts: Experts, folder: Path, device: torch.device, progress: Progress
+) -> Construction:
+    """The plan's coreset; a selection of real images is one that learns nothing."""
+    if plan.method in SELECTIONS:
+        chosen = real_coreset(data, plan.construction, experts.network.spec, plan.method)
+        return Construction(chosen, chosen, [])
+    return run_construction(
+        data,
+        experts,
+        plan.method,
+        build_method(plan.method, plan.method_options),
+        plan.construction,
+        checkpoint=folder / "construction.checkpoint",
+        rescue=folder / "last-good.safetensors",
+        device=device,
+        progress=progress,
+    )
+
+
+def judge(
+    coreset: Coreset,
+    data: Dataset,
+    protocol: str,
+    sampling: SamplingSettings,
+    experts: Experts | None,
+    device: torch.device,
+    progress: Progress,
+    network: str | None = None,
+) -> EvaluationReport:
+    """Sample the coreset's posterior and score it on the test data."""
+    require_same_shape(coreset, data)
+    samples = sample_posterior(
+        coreset,
+        start=protocol,
+        network=network,
+        experts=experts,
+        device=device,
+        progress=progress,
+        **asdict(sampling),
+    )
+    return evaluate(samples, data.test)
+
+
+def judge_control(
+    plan: Plan,
+    data: Dataset,
+    spec: NetworkSpec | None,
+    experts: Experts | None,
+    device: torch.device,
+    progress: Progress,
+    network: str | None = None,
+) -> EvaluationReport:
+    """Random real images, the same number, several draws of them, under the same protocol."""
+    reports = []
+    for draw in range(plan.control_draws):
+        control = control_coreset(plan, data, spec, draw)
+        reports.append(judge(control, data, plan.protocol, plan.sampling, experts, device, progress, network))
+    return pooled(reports)
+
+
+def control_coreset(plan: Plan, data: Dataset, spec: NetworkSpec | None, draw: int) -> Coreset:
+    """One draw of random real images."""
+    seed = derive_seed(plan.construction.seed, "control", draw)
+    settings = replace(plan.construction, seed=seed, initialisation="random")
+    return real_coreset(data, settings, spec, "random")
+
+
+def metrics_document(
+    plan: Plan, report: EvaluationReport, control: EvaluationReport, timings: Mapping[str, float]
+) -> dict[str, Any]:
+    """metrics.json: the coreset's scores, the control's beside them, and the gain."""
+    return {
+        "method": plan.method,
+        "dataset": plan.dataset,
+        "ipc": plan.construction.ipc,
+        "network": plan.network,
+        **report.as_json(),
+        "control": control.as_json(),
+        "gain": {name: getattr(report, name).mean - getattr(control, name).mean for name in METRICS},
+        "seconds": sum(timings.values()),
+        "timings": dict(timings),
+    }
+
+
+def write_log(path: str | Path, history: list[dict[str, float]]) -> None:
+    """One JSON document a line, one line an iteration."""
+    write_text(path, "".join(json.dumps(row) + "\n" for row in history))
+
+
+def _write_run(
+    folder: Path,
+    plan: Plan,
+    data: Dataset,
+    made: Construction,
+    metrics: Mapping[str, Any],
+    device: torch.device,
+) -> None:
+    control = control_coreset(plan, data, made.coreset.network, 0)
+    write_json(folder / "config.json", plan.as_json() | {"device": str(device), "libraries": library_versions()})
+    made.coreset.save(folder / "coreset.safetensors")
+    made.initial.save(folder / "initial.safetensors")
+    control.save(folder / "control.safetensors")
+    write_log(folder / "log.jsonl", made.history)
+    made.coreset.show(folder / "coreset.png")
+    write_json(folder / "metrics.json", metrics)
+
+
+@contextmanager
+def _timed(timings: dict[str, float], name: str) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    timings[name] = time.monotonic() - began
