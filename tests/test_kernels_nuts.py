@@ -1,0 +1,169 @@
+"""NUTS against known answers and against another library; errors come from effective sample sizes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from pseudocoresets.energy import FunctionTarget
+from pseudocoresets.errors import DivergenceError, InputError
+from pseudocoresets.evaluation.diagnostics import mean_ess, rank_r_hat
+from pseudocoresets.kernels import sample_nuts
+from pseudocoresets.kernels.nuts import _metric_windows
+
+LARGEST_Z = 4.5
+PRECISION = torch.tensor([[2.0, 1.2, 0.0], [1.2, 1.0, -0.3], [0.0, -0.3, 30.0]], dtype=torch.double)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def mean_and_error(draws: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Means of (chains, draws, quantities) and their Monte-Carlo errors."""
+    values = draws.numpy()
+    return values.mean((0, 1)), values.std((0, 1)) / np.sqrt(mean_ess(draws))
+
+
+def largest_z(draws: Tensor, expected: Tensor) -> float:
+    mean, error = mean_and_error(draws)
+    return float(np.abs((mean - expected.numpy()) / error).max())
+
+
+def products(draws: Tensor) -> Tensor:
+    return torch.cat([draws, (draws[..., :, None] * draws[..., None, :]).flatten(-2)], -1)
+
+
+@pytest.mark.parametrize(("metric", "temperature"), [("dense", 1.0), ("diagonal", 0.1)])
+def test_correlated_gaussian(metric: str, temperature: float) -> None:
+    mean = torch.tensor([1.0, -2.0, 0.5], dtype=torch.double)
+    target = FunctionTarget(lambda t: (((t - mean) @ PRECISION) * (t - mean)).sum(-1) / 2, temperature)
+    start = 3 * torch.randn(4, 3, dtype=torch.double, generator=torch.Generator().manual_seed(0))
+    run = sample_nuts(target, start, draws=250, warmup=200, metric=metric)  # type: ignore[arg-type]
+    covariance = temperature * torch.linalg.inv(PRECISION)
+    assert run.samples.shape == (4, 250, 3)
+    expected = torch.cat([torch.zeros(3), covariance.flatten()])
+    assert largest_z(products(run.samples - mean), expected) < LARGEST_Z
+    assert rank_r_hat(run.samples).max() < 1.02
+    assert int(run.divergences.sum()) == 0
+
+
+def test_banana() -> None:
+    """x ~ N(0, 1), y | x ~ N(b (x^2 - 1), 1): E y = 0, E y^2 = 1 + 2 b^2, E x^2 y = 2 b."""
+    b = 0.7
+    target = FunctionTarget(lambda t: t[..., 0] ** 2 / 2 + (t[..., 1] - b * (t[..., 0] ** 2 - 1)) ** 2 / 2)
+    run = sample_nuts(target, torch.zeros(6, 2, dtype=torch.double), draws=300, warmup=150)
+    x, y = run.samples.unbind(-1)
+    functions = torch.stack([x, y, x**2, y**2, x * y, x**2 * y], -1)
+    expected = torch.tensor([0, 0, 1, 1 + 2 * b**2, 0, 2 * b])
+    assert largest_z(functions, expected) < LARGEST_Z
+
+
+def logistic_regression() -> FunctionTarget:
+    """A posterior far from Gaussian: 25 points, five parameters, prior N(0, 2^2)."""
+    draw = torch.Generator().manual_seed(5)
+    x = torch.randn(25, 5, dtype=torch.double, generator=draw)
+    x[:, 4] = 0.8 * x[:, 3] + 0.6 * x[:, 4]
+    sign = torch.where(x @ torch.tensor([2.0, -1.0, 0.0, 1.0, 1.0]).double() > 0, 1.0, -1.0)
+    signed = x * sign[:, None]
+    return FunctionTarget(lambda t: F.softplus(-(t @ signed.T)).sum(-1) + t.square().sum(-1) / 8)
+
+
+def test_logistic_regression_against_pyro() -> None:
+    mcmc = pytest.importorskip("pyro.infer.mcmc")
+    pyro = pytest.importorskip("pyro")
+    target = logistic_regression()
+    ours = sample_nuts(target, torch.zeros(6, 5, dtype=torch.double), draws=300, warmup=150)
+    pyro.set_rng_seed(0)
+    kernel = mcmc.NUTS(potential_fn=lambda parameters: target.potential(parameters["theta"]))
+    sampler = mcmc.MCMC(
+        kernel,
+        num_samples=250,
+        warmup_steps=100,
+        initial_params={"theta": torch.zeros(5, dtype=torch.double)},
+        disable_progbar=True,
+    )
+    sampler.run()
+    theirs = sampler.get_samples(group_by_chain=True)["theta"].detach()
+    (mean, error), (their_mean, their_error) = (mean_and_error(products(d)) for d in (ours.samples, theirs))
+    assert np.abs((mean - their_mean) / np.hypot(error, their_error)).max() < LARGEST_Z
+
+
+def test_covariance_changes_the_cost_and_not_the_answer() -> None:
+    scale = torch.logspace(-1, 0, 4, dtype=torch.double)
+    target = FunctionTarget(lambda t: (t / scale).square().sum(-1) / 2)
+    start = torch.zeros(4, 4, dtype=torch.double)
+    run = sample_nuts(target, start, draws=200, warmup=15, covariance=scale.square().diag())
+    blind = sample_nuts(target, start, draws=200, warmup=15)
+    assert largest_z(run.samples.square(), scale.square()) < LARGEST_Z
+    assert run.leapfrogs.sum() < blind.leapfrogs.sum() / 2
+
+
+def test_acceptance_follows_the_request() -> None:
+    target = FunctionTarget(lambda t: t.square().sum(-1) / 2)
+    start = torch.zeros(4, 10, dtype=torch.double)
+    low, high = (sample_nuts(target, start, 100, 120, target_acceptance=a) for a in (0.6, 0.95))
+    assert low.step_size.min() > high.step_size.max()
+    assert low.acceptance.max() < high.acceptance.min()
+
+
+def test_funnel_shows_divergences() -> None:
+    """v ~ N(0, 3^2), x_i | v ~ N(0, exp(v)): the neck is too narrow for any one step size."""
+
+    def potential(t: Tensor) -> Tensor:
+        v, x = t[..., 0], t[..., 1:]
+        return v**2 / 18 + (x.square().sum(-1) * (-v).exp() + x.shape[-1] * v) / 2
+
+    run = sample_nuts(FunctionTarget(potential), torch.zeros(3, 10, dtype=torch.double), 100, 60, max_depth=5)
+    assert int(run.divergences.sum()) > 0
+
+
+def test_a_chain_does_not_depend_on_its_companions() -> None:
+    target = FunctionTarget(lambda t: (t**2 / 2 + t.cos()).sum(-1))
+    starts = torch.tensor([[0.5, 0.1], [2.0, -1.0], [0.0, 3.0]], dtype=torch.double)
+    together = sample_nuts(target, starts, 50, 50, seed=3)
+    alone = sample_nuts(target, starts[:1], 50, 50, seed=3)
+    assert torch.equal(together.samples[0], alone.samples[0])
+    assert not torch.equal(together.samples[0], sample_nuts(target, starts[:1], 50, 50, seed=4).samples[0])
+
+
+def test_unusable_requests_are_refused() -> None:
+    target = FunctionTarget(lambda t: t.square().sum(-1))
+    start = torch.zeros(2, 3, dtype=torch.double)
+    with pytest.raises(InputError, match="positive temperature"):
+        sample_nuts(FunctionTarget(target.potential, 0.0), start)
+    with pytest.raises(InputError, match=r"\(chains, size\)"):
+        sample_nuts(target, start[0])
+    with pytest.raises(InputError, match="positive definite"):
+        sample_nuts(target, start, covariance=-torch.eye(3))
+    with pytest.raises(InputError, match="shape"):
+        sample_nuts(target, start, covariance=torch.eye(2))
+    with pytest.raises(InputError, match="'dense' or 'diagonal'"):
+        sample_nuts(target, start, metric="full")  # type: ignore[arg-type]
+    with pytest.raises(DivergenceError, match="not finite at the start"):
+        sample_nuts(FunctionTarget(lambda t: t.sum(-1) * math.inf), start)
+
+
+@given(st.integers(1, 3000))
+def test_metric_windows_lie_in_the_warm_up_and_do_not_overlap(warmup: int) -> None:
+    windows = _metric_windows(warmup)
+    for end, begin in windows.items():
+        assert 0 <= begin < end <= warmup
+        assert end - begin >= 10
+    ends = list(windows)
+    assert all(windows[later] == earlier for earlier, later in itertools.pairwise(ends))
+    if warmup >= 20:
+        assert ends and ends[-1] < warmup
