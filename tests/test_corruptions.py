@@ -163,7 +163,8 @@ def test_zooming_is_the_interpolation_of_scipy(side: int, percent: int) -> None:
     line = np.random.default_rng(side).random(side)
     cropped = math.ceil(side / factor)
     top = (side - cropped) // 2
-    enlarged = ndimage.zoom(line[top : top + cropped], factor, order=1)
+    # With its usual mode, scipy's rounding can put the last point outside the line.
+    enlarged = ndimage.zoom(line[top : top + cropped], factor, order=1, mode="nearest")
     skipped = (len(enlarged) - side) // 2
     assert np.allclose(zoom_matrix(side, factor) @ line, enlarged[skipped : skipped + side])
 
