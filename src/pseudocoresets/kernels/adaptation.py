@@ -42,9 +42,7 @@ class DualAveraging:
     def __post_init__(self) -> None:
         positive_step_size(self.first_step_size)
         if not 0 < self.target_acceptance < 1:
-            raise InputError(
-                f"The target acceptance must lie strictly between 0 and 1; got {self.target_acceptance}."
-            )
+            raise InputError(f"The target acceptance must lie strictly between 0 and 1; got {self.target_acceptance}.")
 
     @property
     def step_size(self) -> float:
@@ -90,8 +88,7 @@ def warm_up(
     """
     if not is_adjusted(kernel):
         raise InputError(
-            f"{type(kernel).__name__} accepts every step, so no acceptance rate can set its step size; "
-            "use MALA or HMC."
+            f"{type(kernel).__name__} accepts every step, so no acceptance rate can set its step size; use MALA or HMC."
         )
     if steps < 1:
         raise InputError(f"Adapting a step size needs at least one step; got {steps}.")

@@ -27,9 +27,7 @@ class Chain(NamedTuple):
     """Mean acceptance probability of each chain, for kernels that accept or reject."""
 
 
-def advance(
-    kernel: AnyKernel, position: Tensor, target: Target, steps: int, generator: torch.Generator
-) -> Tensor:
+def advance(kernel: AnyKernel, position: Tensor, target: Target, steps: int, generator: torch.Generator) -> Tensor:
     """The position after ``steps`` steps; memory does not grow with ``steps``."""
     state = kernel.init(position, target)
     for _ in range(steps):

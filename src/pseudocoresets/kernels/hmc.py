@@ -8,7 +8,8 @@ With a momentum p ~ N(0, T M) drawn afresh and H(theta, p) = U(theta) + p^T M^-1
 
 and accept the end with probability min(1, exp((H_start - H_end) / T)). The momentum carries the
 temperature, so a stable step size depends on U alone: eps < 2 / sqrt(lambda) where U has curvature lambda
-(M = I). One leapfrog step (L = 1) is MALA with eta = eps^2 / 2.
+(M = I). One leapfrog step (L = 1) is MALA with eta = eps^2 / 2. A trajectory of length L eps near pi / sqrt(lambda)
+ends near minus its start and mixes slowly in that direction: change L if R-hat says so.
 
 The target is left exactly invariant, so U must be a function of theta alone: a stochastic gradient or a fresh
 augmentation makes the acceptance probability wrong.

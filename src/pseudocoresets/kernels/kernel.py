@@ -79,9 +79,7 @@ def accept_or_reject(
     ``log_ratio`` has one value for each chain. A ratio that is not a number, as from an overflow, rejects.
     """
     acceptance = log_ratio.nan_to_num(nan=-torch.inf).clamp(max=0).exp()
-    drawn = torch.rand(
-        acceptance.shape, generator=generator, device=acceptance.device, dtype=acceptance.dtype
-    )
+    drawn = torch.rand(acceptance.shape, generator=generator, device=acceptance.device, dtype=acceptance.dtype)
     accepted = drawn < acceptance
     chosen = [
         torch.where(accepted.view(accepted.shape + (1,) * (new.ndim - accepted.ndim)), new, old)

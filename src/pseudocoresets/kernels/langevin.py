@@ -39,9 +39,7 @@ class Langevin:
     def init(self, position: Tensor, target: Target) -> LangevinState:
         return LangevinState(position)
 
-    def step(
-        self, state: LangevinState, target: Target, generator: torch.Generator
-    ) -> tuple[LangevinState, Info]:
+    def step(self, state: LangevinState, target: Target, generator: torch.Generator) -> tuple[LangevinState, Info]:
         potential, gradient = potential_and_gradient(target, state.position)
         scale = math.sqrt(2 * self.step_size * target.temperature)
         noise = normal_like(gradient, generator)

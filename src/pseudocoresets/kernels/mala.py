@@ -58,8 +58,7 @@ class MALA:
         position = state.position - eta * state.gradient + math.sqrt(2 * eta * temperature) * noise
         proposal = MALAState(position, *potential_and_gradient(target, position))
         drift = math.sqrt(eta / (2 * temperature)) * (state.gradient + proposal.gradient)
-        log_ratio = (state.potential - proposal.potential) / temperature + (drift * (noise - drift / 2)).sum(
-            -1
-        )
+        descent = (state.potential - proposal.potential) / temperature
+        log_ratio = descent + (drift * (noise - drift / 2)).sum(-1)
         chosen, acceptance = accept_or_reject(proposal, state, log_ratio, generator)
         return MALAState(*chosen), Info(state.potential, acceptance)

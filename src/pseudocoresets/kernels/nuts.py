@@ -115,8 +115,7 @@ def _first_metric(size: int, kind: MetricKind, covariance: Tensor | None) -> _Me
         return _Metric.from_covariance(np.eye(size), kind)
     if covariance.shape != (size, size):
         raise InputError(
-            f"NUTS on {size} parameters needs a covariance of shape {(size, size)}; "
-            f"got {tuple(covariance.shape)}."
+            f"NUTS on {size} parameters needs a covariance of shape {(size, size)}; got {tuple(covariance.shape)}."
         )
     try:
         return _Metric.from_covariance(covariance.detach().cpu().double().numpy(), kind)
@@ -181,9 +180,7 @@ class _Draw(NamedTuple):
     leapfrogs: int
 
 
-def _run_one_chain(
-    start: Vector, plan: _Plan, rng: np.random.Generator, progress: Progress
-) -> Evaluating[_ChainRun]:
+def _run_one_chain(start: Vector, plan: _Plan, rng: np.random.Generator, progress: Progress) -> Evaluating[_ChainRun]:
     potential, gradient = yield start
     if not (math.isfinite(potential) and np.isfinite(gradient).all()):
         raise DivergenceError("The potential or its gradient is not finite at the start of a NUTS chain.")
@@ -218,7 +215,7 @@ def _warm_up(
         visited.append(place.q)
         progress.advance()
         if t in windows:
-            metric = _Metric.from_draws(np.stack(visited[windows[t] :]), plan.metric)
+            metric = metric.learnt_from(np.stack(visited[windows[t] :]), plan.metric)
             step_size = yield from _reasonable_step_size(place, metric, averaging.average, rng)
             averaging = DualAveraging(step_size, plan.target_acceptance)
     return place, metric, averaging.average
@@ -276,14 +273,18 @@ class _Metric(NamedTuple):
             return cls(variance, variance**-0.5)
         return cls(covariance, np.linalg.inv(np.linalg.cholesky(covariance)).T)
 
-    @classmethod
-    def from_draws(cls, draws: Vector, kind: MetricKind) -> _Metric:
-        """The covariance of the draws, its correlations shrunk towards zero by Ledoit & Wolf's estimate."""
+    def learnt_from(self, draws: Vector, kind: MetricKind) -> _Metric:
+        """The covariance of the draws, shrunk towards a multiple of this metric by Ledoit & Wolf's estimate.
+
+        Shrinking in coordinates in which this metric is the identity keeps what earlier windows have learnt.
+        """
         from sklearn.covariance import ledoit_wolf
 
-        scale = draws.std(0, ddof=1) + np.finfo(float).tiny
-        correlation, _ = ledoit_wolf(draws / scale) if kind == "dense" else (np.eye(scale.size), 0.0)
-        return cls.from_covariance(correlation * np.outer(scale, scale), kind)
+        if kind == "diagonal":
+            return _Metric.from_covariance(np.diag(draws.var(0, ddof=1) + np.finfo(float).tiny), kind)
+        whitened, _ = ledoit_wolf(draws @ self.momentum_factor)
+        back = np.linalg.inv(self.momentum_factor).T
+        return _Metric.from_covariance(back @ whitened @ back.T, kind)
 
     def draw_momentum(self, rng: np.random.Generator) -> Vector:
         z = rng.standard_normal(self.inverse_mass.shape[0])
