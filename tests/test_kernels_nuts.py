@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -120,15 +121,15 @@ def test_acceptance_follows_the_request() -> None:
     assert low.acceptance.max() < high.acceptance.min()
 
 
-def test_funnel_shows_divergences() -> None:
-    """v ~ N(0, 3^2), x_i | v ~ N(0, exp(v)): the neck is too narrow for any one step size."""
-
-    def potential(t: Tensor) -> Tensor:
-        v, x = t[..., 0], t[..., 1:]
-        return v**2 / 18 + (x.square().sum(-1) * (-v).exp() + x.shape[-1] * v) / 2
-
-    run = sample_nuts(FunctionTarget(potential), torch.zeros(3, 10, dtype=torch.double), 100, 60, max_depth=5)
-    assert int(run.divergences.sum()) > 0
+def test_cliffs_are_divergences_and_the_rest_stays_right() -> None:
+    """A normal cut off at 1.5 by cliffs that no leapfrog step can follow: the truncated normal's second moment."""
+    target = FunctionTarget(lambda t: (t**2 / 2 + 1e6 * (t.abs() > 1.5)).sum(-1))
+    run = sample_nuts(target, torch.zeros(6, 1, dtype=torch.double), draws=300, warmup=100)
+    assert run.samples.abs().max() <= 1.5
+    assert int(run.divergences.min()) > 0
+    inside = stats.norm.cdf(1.5) - stats.norm.cdf(-1.5)
+    expected = torch.tensor([0.0, 1 - 2 * 1.5 * stats.norm.pdf(1.5) / inside])
+    assert largest_z(torch.cat([run.samples, run.samples**2], -1), expected) < LARGEST_Z
 
 
 def test_a_chain_does_not_depend_on_its_companions() -> None:
