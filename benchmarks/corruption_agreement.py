@@ -8,8 +8,8 @@ opencv-python-headless, scikit-image and imagecorruptions. ImageMagick is not ne
 answered by the one of imagecorruptions.
 
 Corruptions without chance are compared pixel by pixel. The others are compared by what they do on average: the mean
-and the deviation of (corrupted - clean) within an image, each averaged over images with its standard error, and the
-difference in standard errors (z).
+and the deviation of (corrupted - clean) within an image, averaged over images, and the difference in standard
+errors (z), taken image by image.
 """
 
 from __future__ import annotations
@@ -86,28 +86,30 @@ def published(function: Callable[..., Any], images: np.ndarray, severity: int) -
     return np.stack([np.uint8(np.nan_to_num(np.asarray(function(Image.fromarray(one), severity)))) for one in images])
 
 
-def moments(corrupted: np.ndarray, clean: np.ndarray) -> dict[str, tuple[float, float]]:
-    """Mean and deviation of (corrupted - clean) within an image: their means over images and standard errors."""
+def moments(corrupted: np.ndarray, clean: np.ndarray) -> dict[str, np.ndarray]:
+    """Mean and deviation of (corrupted - clean) within each image."""
     change = corrupted.astype(np.float64) - clean
-    each = {"mean": change.mean((1, 2, 3)), "deviation": change.std((1, 2, 3))}
-    return {name: (one.mean(), one.std(ddof=1) / math.sqrt(len(one))) for name, one in each.items()}
+    return {"mean": change.mean((1, 2, 3)), "deviation": change.std((1, 2, 3))}
 
 
 def compare(ours: np.ndarray, theirs: np.ndarray, clean: np.ndarray, chance: bool) -> dict[str, float]:
     if not chance:
-        difference = np.abs(ours.astype(int) - theirs)
+        distance = np.abs(ours.astype(int) - theirs)
         return {
-            "max": int(difference.max()),
-            "mean": round(float(difference.mean()), 5),
-            "share_equal": round(float((difference == 0).mean()), 5),
+            "max": int(distance.max()),
+            "mean": round(float(distance.mean()), 5),
+            "share_equal": round(float((distance == 0).mean()), 5),
             "effect": round(float(np.abs(theirs.astype(int) - clean).mean()), 3),
         }
     record = {}
-    our_moments, their_moments = moments(ours, clean), moments(theirs, clean)
-    for name, (mine, my_error) in our_moments.items():
-        other, other_error = their_moments[name]
-        z = (mine - other) / max(math.hypot(my_error, other_error), 1e-12)
-        record |= {f"{name}_ours": round(mine, 3), f"{name}_theirs": round(other, 3), f"{name}_z": round(z, 2)}
+    their_moments = moments(theirs, clean)
+    for name, mine in moments(ours, clean).items():
+        other = their_moments[name]
+        difference = mine - other
+        z = difference.mean() / max(difference.std(ddof=1) / math.sqrt(len(difference)), 1e-12)
+        record[f"{name}_ours"] = round(float(mine.mean()), 3)
+        record[f"{name}_theirs"] = round(float(other.mean()), 3)
+        record[f"{name}_z"] = round(float(z), 2)
     return record
 
 
