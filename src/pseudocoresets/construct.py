@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from pseudocoresets.divergences import METHODS, Method, Points, Problem, RealDat
 from pseudocoresets.energy import Classifier, Energy, uniform_weights
 from pseudocoresets.errors import DivergenceError, FileFormatError, InputError
 from pseudocoresets.experts import Experts, require_experts_for
-from pseudocoresets.files import read_tensors, write_tensors
+from pseudocoresets.files import read_tensors, remove_leftovers, write_tensors
 from pseudocoresets.networks import NetworkSpec
 from pseudocoresets.progress import Progress, Silent, task
 from pseudocoresets.seeds import Randomness
@@ -59,6 +60,8 @@ class ConstructionSettings:
             raise InputError(f"Images per class must be at least 1; got {self.ipc}.")
         if self.iterations < 1 or not self.learning_rate > 0:
             raise InputError("A construction needs at least one iteration and a positive learning rate.")
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"The momentum must lie between 0 and below 1; got {self.momentum}.")
         if self.weights not in ("full", "unit"):
             raise InputError(f"Weights must be 'full' or 'unit'; got '{self.weights}'.")
 
@@ -73,6 +76,13 @@ class Construction:
     seconds_per_iteration: float = 0.0
     peak_memory: int = 0
     """Bytes: allocated on the device, or resident on the host where there is none."""
+    checkpoint: Path | None = None
+    """Where a later process would find this construction; it stays until ``discard_checkpoint``."""
+
+    def discard_checkpoint(self) -> None:
+        """Remove the checkpoint, once the coreset itself is safe."""
+        if self.checkpoint is not None:
+            self.checkpoint.unlink(missing_ok=True)
 
 
 def construct(
@@ -83,6 +93,7 @@ def construct(
     *,
     method_options: Mapping[str, Any] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
     initial: Coreset | None = None,
     device: str | torch.device = "auto",
     progress: Progress | None = None,
@@ -91,23 +102,26 @@ def construct(
     """A pseudo-coreset of ``data`` with ``ipc`` images per class.
 
     ``method`` is a name (with ``method_options``) or any object with a ``loss``. ``settings`` are those of
-    ``ConstructionSettings``. With ``checkpoint``, a killed run goes on from there; ``initial`` continues from a saved
-    coreset.
+    ``ConstructionSettings``. With ``checkpoint``, written every ``checkpoint_seconds``, a killed run goes on from
+    there; ``initial`` continues from a saved coreset.
     """
     name = method if isinstance(method, str) else type(method).__name__
     built = build_method(method, method_options or {}) if isinstance(method, str) else method
     chosen = _settings(ipc, settings)
-    return run_construction(
+    made = run_construction(
         data,
         experts,
         name,
         built,
         chosen,
         checkpoint=checkpoint,
+        checkpoint_seconds=checkpoint_seconds,
         initial=initial,
         device=device,
         progress=progress,
-    ).coreset
+    )
+    made.discard_checkpoint()
+    return made.coreset
 
 
 def run_construction(
@@ -118,6 +132,7 @@ def run_construction(
     settings: ConstructionSettings,
     *,
     checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
     rescue: str | os.PathLike[str] | None = None,
     initial: Coreset | None = None,
     device: str | torch.device = "auto",
@@ -125,7 +140,8 @@ def run_construction(
 ) -> Construction:
     """The same with everything spelt out, and with the start, the history and the cost in the answer.
 
-    If the energy diverges, the last good coreset is written to ``rescue``.
+    The checkpoint stays until the caller, having saved the coreset, discards it. If the energy diverges, the last
+    good coreset is written to ``rescue`` and takes the checkpoint's place.
     """
     if experts is None:
         raise InputError(f"The method '{name}' needs experts; train some with 'bpc experts'.")
@@ -135,18 +151,18 @@ def run_construction(
     require_same_shape(start, data)
     problem = _problem(data, experts, settings, device)
     learner = _Learner(start, method, settings, device)
-    keeper = _CheckpointKeeper(checkpoint, _fingerprint(data, experts, name, method, settings, start))
-    keeper.restore(learner)
+    fingerprint = _fingerprint(data, experts, name, method, settings, start)
+    keeper = _CheckpointKeeper(checkpoint, checkpoint_seconds, fingerprint)
+    keeper.restore(learner, settings.iterations)
     first, began = learner.iteration, time.monotonic()
     with PeakMemory(device) as memory:
         try:
             _learn(learner, method, problem, settings, keeper, progress or Silent(), name)
         except _Diverged:
-            kept = _rescue(learner, start, rescue)
-            raise DivergenceError(_divergence_advice(learner, settings, name) + kept) from None
-    keeper.discard()
+            advice = _divergence_advice(learner, settings, name)
+            raise DivergenceError(advice + _rescue(learner, start, rescue, keeper)) from None
     seconds = (time.monotonic() - began) / max(1, learner.iteration - first)
-    return Construction(learner.coreset(start), start, learner.history(), seconds, memory.bytes)
+    return Construction(learner.coreset(start), start, learner.history(), seconds, memory.bytes, keeper.path)
 
 
 def real_coreset(
@@ -184,10 +200,20 @@ def configuration(method: Method, settings: ConstructionSettings) -> dict[str, A
 
 def build_method(method: str, options: Mapping[str, Any]) -> Method:
     """The method of that name with these options."""
+    build = METHODS[method]
+    _check_option_types(method, build, options)
     try:
-        return METHODS[method](**options)
+        return build(**options)
     except TypeError as error:
         raise InputError(f"The method '{method}' does not take these options: {error}.") from None
+
+
+def _check_option_types(name: str, build: Callable[..., Method], options: Mapping[str, Any]) -> None:
+    """A whole number must not be given as anything else; it would fail only when it is used."""
+    for option, parameter in inspect.signature(build).parameters.items():
+        default, value = parameter.default, options.get(option)
+        if type(default) is int and option in options and type(value) is not int:
+            raise InputError(f"The option '{option}' of the method '{name}' is a whole number; got {value!r}.")
 
 
 def _settings(ipc: int, settings: Mapping[str, Any]) -> ConstructionSettings:
@@ -211,6 +237,14 @@ def _problem(data: Dataset, experts: Experts, settings: ConstructionSettings, de
         real_data=real_data,
         augmentation=dsa(data.flippable) if settings.augment else None,
     )
+
+
+class _Snapshot(NamedTuple):
+    """A learner at an iteration, with the number of record blocks it then had."""
+
+    iteration: int
+    records: int
+    tensors: Mapping[str, Tensor]
 
 
 class _Learner:
@@ -241,7 +275,7 @@ class _Learner:
         self._record_names: list[str] = []
         self._records: list[Tensor] = []
         self._pending: list[Tensor] = []
-        self._sound = (0, {name: leaf.detach().clone() for name, leaf in self._leaves.items()})
+        self._sound = self._snapshot()
 
     def points(self) -> Points:
         """The points as functions of what is learned: labels by a softmax, weights by one that keeps their sum."""
@@ -273,35 +307,42 @@ class _Learner:
         finite = bool(torch.isfinite(recorded).all() and torch.isfinite(self._leaves["images"]).all())
         if not finite or float(recorded.abs().max()) > DIVERGED_ENERGY:
             raise _Diverged
-        self._sound = (self.iteration, {name: leaf.detach().clone() for name, leaf in self._leaves.items()})
+        self._sound = self._snapshot()
 
     def return_to_sound(self) -> None:
         """Undo what was learned since the last check that passed."""
-        self.iteration, leaves = self._sound
-        with torch.no_grad():
-            for name, leaf in self._leaves.items():
-                leaf.copy_(leaves[name])
+        self._put_back(self._sound)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything a later process needs to go on, as copies."""
-        state = {"leaf." + name: leaf.detach().cpu().clone() for name, leaf in self._leaves.items()}
-        for name, leaf in self._leaves.items():
-            buffer = self._optimiser.state[leaf].get("momentum_buffer")
-            if buffer is not None:
-                state["momentum." + name] = buffer.detach().cpu().clone()
+        """Everything a later process needs to go on, on the host."""
+        state = {name: tensor.cpu() for name, tensor in self._snapshot().tensors.items()}
         state["records"] = torch.cat(self._records) if self._records else torch.zeros(0, 0, dtype=torch.float64)
         return state
 
     def restore(self, state: Mapping[str, Tensor], iteration: int, record_names: list[str]) -> None:
-        with torch.no_grad():
-            for name, leaf in self._leaves.items():
-                leaf.copy_(state["leaf." + name])
-                if "momentum." + name in state:
-                    self._optimiser.state[leaf]["momentum_buffer"] = state["momentum." + name].to(self.device)
-        self.iteration = iteration
         self._record_names = record_names
         self._records = [state["records"]] if iteration else []
-        self._pending = []
+        self._put_back(_Snapshot(iteration, len(self._records), state))
+        self._sound = self._snapshot()
+
+    def _snapshot(self) -> _Snapshot:
+        """Copies of what is learned and of the optimiser's momentum."""
+        tensors = {"leaf." + name: leaf.detach().clone() for name, leaf in self._leaves.items()}
+        for name, leaf in self._leaves.items():
+            buffer = self._optimiser.state[leaf].get("momentum_buffer")
+            if buffer is not None:
+                tensors["momentum." + name] = buffer.detach().clone()
+        return _Snapshot(self.iteration, len(self._records), tensors)
+
+    def _put_back(self, snapshot: _Snapshot) -> None:
+        with torch.no_grad():
+            for name, leaf in self._leaves.items():
+                leaf.copy_(snapshot.tensors["leaf." + name])
+                buffer = snapshot.tensors.get("momentum." + name)
+                self._optimiser.state[leaf]["momentum_buffer"] = None if buffer is None else buffer.clone().to(leaf)
+        self.iteration = snapshot.iteration
+        del self._records[snapshot.records :]
+        self._pending.clear()
 
     @property
     def record_names(self) -> list[str]:
@@ -337,35 +378,50 @@ class _Diverged(Exception):
 
 
 class _CheckpointKeeper:
-    """Saves and restores a learner's state, with the settings it belongs to."""
+    """Saves a learner's state every so often, and restores it, with the settings it belongs to."""
 
-    def __init__(self, path: str | os.PathLike[str] | None, fingerprint: str) -> None:
-        self._path = None if path is None else Path(path)
+    def __init__(self, path: str | os.PathLike[str] | None, seconds: float, fingerprint: str) -> None:
+        self.path = None if path is None else Path(path)
+        self._seconds = seconds
         self._fingerprint = fingerprint
+        self._saved = time.monotonic()
 
-    def restore(self, learner: _Learner) -> None:
-        if self._path is None or not self._path.exists():
+    def restore(self, learner: _Learner, iterations: int) -> None:
+        if self.path is None:
             return
-        state, document = read_tensors(self._path)
+        remove_leftovers(self.path)
+        if not self.path.exists():
+            return
+        state, document = read_tensors(self.path)
         if document.get("settings") != self._fingerprint:
             raise FileFormatError(
-                f"The checkpoint '{self._path}' belongs to a run with other settings; delete it, or repeat that run's "
+                f"The checkpoint '{self.path}' belongs to a run with other settings; delete it, or repeat that run's "
                 "arguments."
+            )
+        if document["iteration"] > iterations:
+            raise InputError(
+                f"The checkpoint '{self.path}' is already at iteration {document['iteration']}; ask for at least as "
+                "many iterations, or delete it."
             )
         learner.restore(state, document["iteration"], document["records"])
 
+    def save_if_due(self, learner: _Learner) -> None:
+        if time.monotonic() - self._saved >= self._seconds:
+            self.save(learner)
+
     def save(self, learner: _Learner) -> None:
-        if self._path is not None:
+        if self.path is not None:
             document = {
                 "settings": self._fingerprint,
                 "iteration": learner.iteration,
                 "records": learner.record_names,
             }
-            write_tensors(self._path, learner.state(), document)
+            write_tensors(self.path, learner.state(), document)
+        self._saved = time.monotonic()
 
     def discard(self) -> None:
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
 
 
 def _learn(
@@ -377,8 +433,8 @@ def _learn(
     progress: Progress,
     name: str,
 ) -> None:
+    """Iterate to the end, checkpointing; an interrupted run keeps the last state that was found sound."""
     randomness = Randomness.for_purpose(settings.seed, "construct", device=learner.device)
-    saved = time.monotonic()
     with task(progress, f"coreset by {name}", settings.iterations):
         progress.advance(learner.iteration)
         try:
@@ -388,28 +444,21 @@ def _learn(
                 progress.advance()
                 if learner.iteration % CHECK_INTERVAL == 0 or learner.iteration == settings.iterations:
                     learner.check()
-                    if time.monotonic() - saved > CHECKPOINT_SECONDS:
-                        keeper.save(learner)
-                        saved = time.monotonic()
+                    keeper.save_if_due(learner)
         except KeyboardInterrupt:
-            _save_if_sound(learner, keeper)
+            learner.return_to_sound()
+            keeper.save(learner)
             raise
+        keeper.save(learner)
 
 
-def _save_if_sound(learner: _Learner, keeper: _CheckpointKeeper) -> None:
-    try:
-        learner.check()
-    except _Diverged:
-        return
-    keeper.save(learner)
-
-
-def _rescue(learner: _Learner, start: Coreset, path: str | os.PathLike[str] | None) -> str:
+def _rescue(learner: _Learner, start: Coreset, path: str | os.PathLike[str] | None, keeper: _CheckpointKeeper) -> str:
     """Go back to the last state that was found sound, and keep it in a file if there is a place for one."""
     learner.return_to_sound()
     if path is None:
         return ""
     learner.coreset(start).save(path)
+    keeper.discard()
     return f" The last good coreset, of iteration {learner.iteration}, is in '{path}'."
 
 

@@ -109,6 +109,8 @@ class Coreset:
             )
         except KeyError as missing:
             raise FileFormatError(f"'{path}' lacks {missing}; it is not a whole coreset file.") from None
+        except (TypeError, ValueError) as error:
+            raise FileFormatError(f"'{path}' is not a coreset file that can be read ({error}).") from None
         _check_tensors(path, coreset)
         return coreset
 
@@ -170,7 +172,9 @@ def _check_tensors(path: str | os.PathLike[str], coreset: Coreset) -> None:
             f"'{path}' is inconsistent: images {tuple(images.shape)}, labels {tuple(labels.shape)}, "
             f"weights {tuple(weights.shape)}."
         )
-    if not (torch.isfinite(images).all() and torch.isfinite(weights).all()):
+    if labels.is_floating_point() and labels.shape[1:] != (len(coreset.classes),):
+        raise FileFormatError(f"'{path}' has soft labels {tuple(labels.shape)} for {len(coreset.classes)} classes.")
+    if not all(torch.isfinite(values).all() for values in (images, labels, weights)):
         raise FileFormatError(f"'{path}' holds values that are not finite.")
     hard = coreset.hard_labels
     if len(hard) and not 0 <= int(hard.min()) <= int(hard.max()) < len(coreset.classes):

@@ -17,9 +17,13 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
     try:
         resolved = torch.device(device)
     except RuntimeError:
-        raise InputError(f"The device must be auto, cpu or cuda; got '{device}'.") from None
+        resolved = None
+    if resolved is None or resolved.type not in ("cpu", "cuda"):
+        raise InputError(f"The device must be auto, cpu or cuda; got '{device}'.")
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise InputError("There is no CUDA device here; use --device cpu, or auto.")
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"There are {torch.cuda.device_count()} CUDA devices here, counted from 0; got '{device}'.")
     return resolved
 
 

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from pseudocoresets.errors import FileFormatError, InputError
 
+PART_SUFFIX = ".part"
+
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -24,7 +26,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     make_folder(path.parent)
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=_part_prefix(path), suffix=PART_SUFFIX, dir=path.parent)
     except OSError as error:
         raise InputError(f"Cannot write '{path}': {error.strerror}. Choose a folder you may write to.") from None
     os.close(handle)
@@ -52,13 +54,33 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
 
 
 def require_writable(path: str | os.PathLike[str]) -> None:
-    """Find out before long work, not after it, that ``path`` cannot be written."""
+    """Find out before long work, not after it, that the file ``path`` cannot be written; nothing is left behind."""
     path = Path(path)
     if path.is_dir():
         raise InputError(f"'{path}' is a folder; give the name of a file to write.")
-    make_folder(path.parent)
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"Cannot write into '{path.parent}'; choose a folder you may write to.")
+    require_writable_folder(path.parent)
+
+
+def require_writable_folder(folder: str | os.PathLike[str]) -> None:
+    """The same for a folder that may have to be created: try where its nearest existing parent is."""
+    folder = Path(folder)
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if os.path.lexists(parent))
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"Cannot write into '{existing}': {error.strerror}. Choose a folder you may write to."
+        ) from None
+
+
+def remove_leftovers(path: str | os.PathLike[str]) -> None:
+    """Remove what a process killed while it was writing ``path`` left beside it."""
+    path = Path(path)
+    if path.parent.is_dir():
+        for entry in path.parent.iterdir():
+            if entry.name.startswith(_part_prefix(path)) and entry.name.endswith(PART_SUFFIX):
+                entry.unlink(missing_ok=True)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -83,7 +105,10 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], m
     """A safetensors file whose metadata is one JSON document under the key ``json``."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as temporary:
-        save_file(contiguous, temporary, metadata={"json": json.dumps(metadata, sort_keys=True)})
+        try:
+            save_file(contiguous, temporary, metadata={"json": json.dumps(metadata, sort_keys=True)})
+        except SafetensorError as error:
+            raise InputError(f"Cannot write '{path}': {error}. Choose a folder with room for it.") from None
 
 
 def read_tensors(
@@ -96,14 +121,18 @@ def read_tensors(
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            document = json.loads((file.metadata() or {})["json"])
+            document = dict(json.loads((file.metadata() or {})["json"]))
     except (SafetensorError, OSError) as error:
         raise FileFormatError(
             f"'{path}' is not a complete safetensors file ({error}); it may be truncated or of another kind."
         ) from None
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, TypeError):
         raise FileFormatError(f"'{path}' is a safetensors file, but not one that this library wrote.") from None
     return tensors, document
+
+
+def _part_prefix(path: Path) -> str:
+    return f".{path.name}."
 
 
 def _umask() -> int:

@@ -21,7 +21,7 @@ from pseudocoresets.devices import resolve_device
 from pseudocoresets.energy import Classifier, Energy, FunctionTarget
 from pseudocoresets.errors import DivergenceError, InputError
 from pseudocoresets.experts import Experts
-from pseudocoresets.kernels import KERNELS, run_chain
+from pseudocoresets.kernels import KERNELS, is_adjusted, run_chain
 from pseudocoresets.networks import Network, build_network, from_spec
 from pseudocoresets.progress import Progress, Silent, task
 from pseudocoresets.seeds import Randomness, derive_seed
@@ -188,9 +188,11 @@ def _start_positions(
 
 
 def _target(coreset: Coreset, network: Network, settings: SamplingSettings, randomness: Randomness) -> FunctionTarget:
+    """The coreset's posterior; samplers that accept or reject see the points as they are, the others augmented."""
     device = randomness.device.device
     energy = Energy(Classifier(network, settings.prior_scale), coreset.data_size, settings.temperature)
-    augmentation = dsa(coreset.flippable) if settings.augment else None
+    stochastic = settings.augment and not is_adjusted(KERNELS[settings.sampler])
+    augmentation = dsa(coreset.flippable) if stochastic else None
     return energy.target(
         coreset.images.to(device),
         coreset.labels.to(device),

@@ -25,12 +25,12 @@ from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.devices import resolve_device
 from pseudocoresets.evaluation import METRICS, EvaluationReport, evaluate, pooled
 from pseudocoresets.experts import Experts, ExpertSettings, train_experts
-from pseudocoresets.files import make_folder, write_json, write_text
+from pseudocoresets.files import require_writable_folder, write_json, write_text
 from pseudocoresets.inference import SamplingSettings, sample_posterior
 from pseudocoresets.networks import NetworkSpec
 from pseudocoresets.progress import Progress, Silent
 from pseudocoresets.seeds import derive_seed
-from pseudocoresets.selection import SELECTIONS
+from pseudocoresets.selection import SELECTIONS, require_class_size
 
 CONTROL_DRAWS = 5
 
@@ -76,19 +76,22 @@ def run_plan(
     """Carry out ``plan`` and leave config, coresets, metrics, log and picture in ``folder``."""
     progress = progress or Silent()
     device = resolve_device(device)
-    folder = make_folder(folder)
+    folder = Path(folder)
+    require_writable_folder(folder)
     data = load_dataset(plan.dataset, data_dir)
+    require_class_size(data.train, plan.construction.ipc)
     timings: dict[str, float] = {}
     with _timed(timings, "experts"):
         experts = experts_for(plan, data, experts_dir or folder / "experts", device, progress)
     with _timed(timings, "construct"):
-        made = make_coreset(plan, data, experts, folder, device, progress)
+        made = make_coreset(plan, data, experts, folder, device, progress, keep_checkpoint=True)
     with _timed(timings, "posterior"):
         report = judge(made.coreset, data, plan.protocol, plan.sampling, experts, device, progress)
     with _timed(timings, "control"):
         control = judge_control(plan, data, experts.network.spec, experts, device, progress)
     metrics = metrics_document(plan, report, control, timings)
     _write_run(folder, plan, data, made, metrics, device)
+    made.discard_checkpoint()
     return Outcome(report, control, metrics, folder)
 
 
@@ -106,13 +109,22 @@ def experts_for(plan: Plan, data: Dataset, folder: str | Path, device: torch.dev
 
 
 def make_coreset(
-    plan: Plan, data: Dataset, experts: Experts, folder: Path, device: torch.device, progress: Progress
+    plan: Plan,
+    data: Dataset,
+    experts: Experts,
+    folder: Path,
+    device: torch.device,
+    progress: Progress,
+    keep_checkpoint: bool = False,
 ) -> Construction:
-    """The plan's coreset; a selection of real images is one that learns nothing."""
+    """The plan's coreset; a selection of real images is one that learns nothing.
+
+    With ``keep_checkpoint``, the caller discards the checkpoint once the coreset is safe.
+    """
     if plan.method in SELECTIONS:
         chosen = real_coreset(data, plan.construction, experts.network.spec, plan.method)
         return Construction(chosen, chosen, [])
-    return run_construction(
+    made = run_construction(
         data,
         experts,
         plan.method,
@@ -123,6 +135,9 @@ def make_coreset(
         device=device,
         progress=progress,
     )
+    if not keep_checkpoint:
+        made.discard_checkpoint()
+    return made
 
 
 def judge(

@@ -33,7 +33,7 @@ class Silent:
 
 
 class Lines:
-    """One line when a task starts, at most one every ``interval`` seconds, and one when it ends."""
+    """At most one line every ``interval`` seconds while a task goes on, and one when it ends."""
 
     def __init__(self, write: Callable[[str], object], interval: float = 10.0) -> None:
         self._write = write
@@ -46,13 +46,15 @@ class Lines:
     def advance(self, amount: int = 1, note: str = "") -> None:
         self._done += amount
         now = time.monotonic()
-        if now - self._last >= self._interval and self._done < self._total:
+        if now - self._last >= self._interval and 0 < self._done < self._total:
             self._last = now
             left = (now - self._began) / self._done * (self._total - self._done)
             self._write(f"{self._task}: {self._done}/{self._total}, {left:.0f} s left {note}".rstrip())
 
     def finish(self) -> None:
-        self._write(f"{self._task}: done in {time.monotonic() - self._began:.1f} s")
+        seconds = f"{time.monotonic() - self._began:.1f} s"
+        whole = self._done >= self._total
+        self._write(f"{self._task}: " + (f"done in {seconds}" if whole else f"stopped at {self._done}/{self._total}"))
 
 
 class Bar:
@@ -88,7 +90,9 @@ class Bar:
         self._bars.update(self._task, advance=amount, note=note)
 
     def finish(self) -> None:
+        """Leave the finished bar on the screen; the next task begins below it."""
         self._bars.stop()
+        self._bars.remove_task(self._task)
 
 
 @contextmanager
@@ -101,8 +105,9 @@ def task(progress: Progress, name: str, total: int) -> Iterator[Progress]:
         progress.finish()
 
 
-def for_stream(stream: TextIO = sys.stderr) -> Progress:
-    """A bar if ``stream`` is a terminal, plain lines otherwise."""
+def for_stream(stream: TextIO | None = None) -> Progress:
+    """A bar if ``stream`` (standard error unless given) is a terminal, plain lines otherwise."""
+    stream = sys.stderr if stream is None else stream
     if stream.isatty():
         return Bar(stream)
     return Lines(lambda line: stream.write(line + "\n"))

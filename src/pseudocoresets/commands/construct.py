@@ -10,7 +10,13 @@ import typer
 from pseudocoresets.commands import options as o
 from pseudocoresets.commands.output import print_json
 from pseudocoresets.commands.planning import make_plan
-from pseudocoresets.construct import build_method, real_coreset, run_construction
+from pseudocoresets.construct import (
+    CHECKPOINT_SECONDS,
+    Construction,
+    build_method,
+    real_coreset,
+    run_construction,
+)
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import load_dataset
 from pseudocoresets.experts import load_experts, require_experts_for
@@ -36,6 +42,7 @@ def construct(
     learn_labels: o.LearnLabels = False,
     learn_weights: o.LearnWeights = False,
     initial: Annotated[Path | None, typer.Option("--initial", help="Coreset file to continue from.")] = None,
+    checkpoint_seconds: o.CheckpointSeconds = CHECKPOINT_SECONDS,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     json: o.AsJson = False,
@@ -67,7 +74,8 @@ def construct(
     wanted = None if network is None else build_network(network, data.shape, len(data.classes)).spec
     require_experts_for(trained, data.name, wanted)
     if method in SELECTIONS:
-        coreset, history = real_coreset(data, plan.construction, trained.network.spec, method), []
+        chosen = real_coreset(data, plan.construction, trained.network.spec, method)
+        made = Construction(chosen, chosen, [])
     else:
         made = run_construction(
             data,
@@ -75,16 +83,23 @@ def construct(
             method,
             build_method(method, plan.method_options),
             plan.construction,
-            checkpoint=out.with_suffix(".checkpoint"),
-            rescue=out.with_suffix(".last-good.safetensors"),
+            checkpoint=_beside(out, ".checkpoint"),
+            checkpoint_seconds=checkpoint_seconds,
+            rescue=_beside(out, ".last-good.safetensors"),
             initial=None if initial is None else Coreset.load(initial),
             device=device,
             progress=for_stream(),
         )
-        coreset, history = made.coreset, made.history
-        write_log(out.with_suffix(".log.jsonl"), history)
-    coreset.save(out)
+        write_log(_beside(out, ".log.jsonl"), made.history)
+    made.coreset.save(out)
+    made.discard_checkpoint()
     if json:
-        print_json({"coreset": str(out), "points": len(coreset), "last": history[-1] if history else None})
+        last = made.history[-1] if made.history else None
+        print_json({"coreset": str(out), "points": len(made.coreset), "last": last})
     else:
-        typer.echo(f"{len(coreset)} points for {coreset.data_size:,} in {out}")
+        typer.echo(f"{len(made.coreset)} points for {made.coreset.data_size:,} in {out}")
+
+
+def _beside(out: Path, ending: str) -> Path:
+    """The file that belongs to ``out``: c.checkpoint for c.safetensors."""
+    return out.with_name(out.name.removesuffix(".safetensors") + ending)

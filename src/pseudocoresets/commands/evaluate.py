@@ -16,7 +16,7 @@ from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import load_dataset
 from pseudocoresets.devices import resolve_device
 from pseudocoresets.experts import load_experts
-from pseudocoresets.files import write_json
+from pseudocoresets.files import require_writable, write_json
 from pseudocoresets.pipeline import judge, judge_control, metrics_document
 from pseudocoresets.progress import for_stream
 
@@ -51,7 +51,7 @@ def evaluate(
     plan = make_plan(
         dataset=dataset or coreset.source,
         method="random",
-        network=network or "convnet",
+        network=network or (coreset.network.name if coreset.network else "convnet"),
         ipc=max(1, round(coreset.images_per_class)),
         protocol=protocol,
         sampler=sampler,
@@ -59,6 +59,8 @@ def evaluate(
         seed=seed,
         sampling=o.given(chains=chains, steps=sampling_steps, temperature=temperature, prior_scale=prior_scale),
     )
+    if out is not None:
+        require_writable(out)
     began = time.monotonic()
     data = load_dataset(plan.dataset, data_dir)
     trained = None if experts is None else load_experts(experts)

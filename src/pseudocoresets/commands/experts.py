@@ -9,6 +9,7 @@ import typer
 
 from pseudocoresets.commands import options as o
 from pseudocoresets.commands.output import print_json
+from pseudocoresets.commands.planning import known_dataset
 from pseudocoresets.data import load_dataset
 from pseudocoresets.experts import train_experts
 from pseudocoresets.networks import NETWORKS, parse_name
@@ -38,6 +39,7 @@ def experts(
 
     Example: bpc experts --dataset digits --count 10 --out experts/digits
     """
+    known_dataset(dataset)
     NETWORKS[parse_name(network)[0]]
     chosen = preset_for(preset, dataset, ipc=1)
     settings = {

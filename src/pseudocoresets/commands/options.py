@@ -32,6 +32,9 @@ LearningRate = Annotated[float | None, typer.Option("--learning-rate", help="Lea
 MethodOptions = Annotated[
     list[str] | None, typer.Option("--set", help="An option of the method, such as --set ahead=0; repeatable.")
 ]
+CheckpointSeconds = Annotated[
+    float, typer.Option("--checkpoint-seconds", help="Time between two checkpoints, from which a killed run goes on.")
+]
 LearnLabels = Annotated[bool, typer.Option("--learn-labels", help="Learn soft labels too.")]
 LearnWeights = Annotated[bool, typer.Option("--learn-weights", help="Learn the weights of the points too.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pseudocoresets.construct import ConstructionSettings, build_method
+from pseudocoresets.data import FOLDER_PREFIX, find_entry
 from pseudocoresets.divergences import METHODS
 from pseudocoresets.errors import InputError
 from pseudocoresets.experts import ExpertSettings
@@ -35,6 +36,7 @@ def make_plan(
     method_options: Mapping[str, Any] | None = None,
 ) -> Plan:
     """A plan whose names are known to be right before anything long begins."""
+    known_dataset(dataset)
     NETWORKS[parse_name(network)[0]]
     KERNELS[sampler]
     known_method(method)
@@ -50,7 +52,7 @@ def make_plan(
         method=method,
         network=network,
         protocol=protocol,
-        expert_count=expert_count or chosen.expert_count,
+        expert_count=chosen.expert_count if expert_count is None else expert_count,
         experts=ExpertSettings(**{**chosen.experts, **(experts or {}), "seed": seed}),
         construction=ConstructionSettings(
             **{**chosen.construction, **initialisation, **(construction or {}), "ipc": ipc, "seed": seed}
@@ -58,6 +60,12 @@ def make_plan(
         sampling=SamplingSettings(**{**chosen.sampling, **(sampling or {}), "sampler": sampler, "seed": seed}),
         method_options=options,
     )
+
+
+def known_dataset(name: str) -> None:
+    """A data set of the catalogue, or a folder, which is looked into when it is read."""
+    if not name.startswith(FOLDER_PREFIX):
+        find_entry(name)
 
 
 def known_method(name: str) -> None:

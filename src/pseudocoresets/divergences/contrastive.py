@@ -12,7 +12,9 @@ theta- is the end of ``steps`` kernel steps on the coreset from theta_s + sigma 
 snapshot. With ``ahead = 0``, theta+ is where that chain started. With ``ahead = a``, theta+ is the same expert a epochs
 later: the full-data chain and the coreset chain start at the same place, and the coreset is moved until they agree.
 
-No second derivatives and no unrolled graph: memory does not grow with ``steps``.
+No second derivatives and no unrolled graph: memory does not grow with ``steps``. An unadjusted kernel sees the coreset
+under a fresh augmentation at each step; one that accepts or rejects (``hmc``, ``mala``) under one for the whole chain,
+because it is exact only for a potential that stays the same.
 """
 
 from __future__ import annotations
@@ -23,9 +25,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pseudocoresets.data.augmentation import Transformation
+from pseudocoresets.data.augmentation import Transformation
 from pseudocoresets.divergences.method import Extra, Loss, Points, Problem
 from pseudocoresets.errors import InputError
-from pseudocoresets.kernels import KERNELS, advance
+from pseudocoresets.kernels import KERNELS, advance, is_adjusted
+from pseudocoresets.kernels.kernel import AnyKernel
 from pseudocoresets.seeds import Randomness
 
 
@@ -40,6 +45,7 @@ class ContrastiveDivergence:
     step_size: float = 0.01
     sigma: float = 0.001
     kernel: str = "langevin"
+    """A sampler and its options, such as ``sghmc:momentum_decay=0.5`` or ``hmc:leapfrog_steps=5``."""
 
     def __post_init__(self) -> None:
         if self.ahead < 0 or self.chains < 1 or self.steps < 1 or self.sigma < 0:
@@ -47,6 +53,7 @@ class ContrastiveDivergence:
                 "Contrastive divergence needs ahead >= 0, chains >= 1, steps >= 1 and sigma >= 0; got "
                 f"ahead={self.ahead}, chains={self.chains}, steps={self.steps}, sigma={self.sigma}."
             )
+        build_kernel(self.kernel, self.step_size)
 
     def extras(self) -> Mapping[str, Extra]:
         return {}
@@ -63,11 +70,35 @@ class ContrastiveDivergence:
         start = perturbed(draw.start, self.sigma, randomness)
         positive = start if self.ahead == 0 else perturbed(draw.later, self.sigma, randomness)
         fixed = points.detached()
-        target = problem.energy.target(
-            fixed.x, fixed.y, fixed.weights, lambda x: problem.transformation(len(x), randomness)(x)
-        )
-        negative = advance(KERNELS[self.kernel](step_size=self.step_size), start, target, self.steps, randomness.device)
+        kernel = KERNELS[self.kernel](step_size=self.step_size)
+        augment = chain_augmentation(kernel, len(fixed.x), problem, randomness)
+        target = problem.energy.target(fixed.x, fixed.y, fixed.weights, augment)
+        negative = advance(kernel, start, target, self.steps, randomness.device)
         return positive, negative
+
+
+def chain_augmentation(kernel: AnyKernel, count: int, problem: Problem, randomness: Randomness) -> Transformation:
+    """Drawn afresh at each step; once for a kernel that accepts or rejects, whose potential must not change."""
+    if is_adjusted(kernel):
+        return problem.transformation(count, randomness)
+    return lambda x: problem.transformation(len(x), randomness)(x)
+
+
+def build_kernel(name: str, step_size: float) -> AnyKernel:
+    """The kernel that ``name`` describes, ``"hmc"`` or ``"hmc:leapfrog_steps=5"``."""
+    plain, options = parse_name(name)
+    build = KERNELS[plain]
+    try:
+        return build(step_size=step_size, **options)
+    except TypeError as error:
+        raise InputError(f"The sampler '{plain}' does not take these options: {error}.") from None
+
+
+def _augmentation_for(kernel: AnyKernel, problem: Problem, count: int, randomness: Randomness) -> Transformation:
+    """Drawn afresh at each evaluation, but once for a kernel whose accept or reject needs one fixed potential."""
+    if is_adjusted(kernel):
+        return problem.transformation(count, randomness)
+    return lambda x: problem.transformation(len(x), randomness)(x)
 
 
 def phase_difference(

@@ -7,6 +7,7 @@ shape (epochs + 1, parameters). Files are memory-mapped, so memory does not grow
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from pseudocoresets.seeds import Randomness
 
 FORMAT = "expert store"
 FORMAT_VERSION = 1
+_EXPERT_FILE = re.compile(r"expert-(\d{4,})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -148,12 +150,13 @@ class ExpertStore:
             network = from_spec(spec_from_json(description["network"]))
             settings = ExpertSettings(**description["settings"])
             return cls(folder, network, description["dataset"], settings)
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ValueError):
             raise FileFormatError(f"'{folder}/store.json' is incomplete; train the experts again.") from None
 
     def present(self) -> list[int]:
         """Numbers of the experts that are here."""
-        return sorted(int(path.stem.removeprefix("expert-")) for path in self.folder.glob("expert-*.safetensors"))
+        names = (_EXPERT_FILE.fullmatch(path.name) for path in self.folder.glob("expert-*.safetensors"))
+        return sorted(int(name[1]) for name in names if name)
 
     def missing(self, count: int) -> list[int]:
         """Numbers of the experts still to be trained to have the first ``count``."""
@@ -221,7 +224,9 @@ def _describe(spec: NetworkSpec) -> str:
 def _read_description(folder: Path) -> dict[str, Any]:
     if not (folder / "store.json").is_file():
         raise FileFormatError(f"There are no experts in '{folder}'; train some with 'bpc experts --out {folder}'.")
-    description: dict[str, Any] = read_json(folder / "store.json")
+    description = read_json(folder / "store.json")
+    if not isinstance(description, dict):
+        description = {}
     if description.get("format") != FORMAT or description.get("version") != FORMAT_VERSION:
         raise FileFormatError(f"'{folder}/store.json' does not describe experts that this library can read.")
     return description
@@ -229,8 +234,8 @@ def _read_description(folder: Path) -> dict[str, Any]:
 
 def _require_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     for key in ("dataset", "network", "settings"):
-        if found[key] != wanted[key]:
+        if found.get(key) != wanted[key]:
             raise InputError(
-                f"The experts in '{folder}' were trained with another {key} ({found[key]}, not {wanted[key]}); "
+                f"The experts in '{folder}' were trained with another {key} ({found.get(key)}, not {wanted[key]}); "
                 "use another folder, or the same settings to add to this one."
             )

@@ -41,24 +41,23 @@ def train_experts(
     """
     if count < 1:
         raise InputError(f"At least one expert is needed; got {count}.")
+    if population is not None and population < 1:
+        raise InputError(f"At least one expert is trained at a time; got a population of {population}.")
     network = network if isinstance(network, Network) else build_network(network, data.shape, len(data.classes))
     settings = ExpertSettings(epochs, batch_size, learning_rate, momentum, augment, seed)
     store = None if out is None else ExpertStore.create_or_open(out, network, data.name, settings)
     todo = list(range(count)) if store is None else store.missing(count)
-    trained: list[Tensor] = []
-    trainer = _Trainer(data, network, settings, resolve_device(device))
-    progress = progress or Silent()
-    with task(progress, f"experts on {data.name}", max(1, len(todo) * epochs)):
-        for numbers in _groups(todo, population or trainer.default_population):
-            trajectories = trainer.train(numbers, progress)
-            for number, trajectory in zip(numbers, trajectories, strict=True):
-                if store is None:
-                    trained.append(trajectory)
-                else:
-                    store.add(number, trajectory)
+    in_memory: dict[int, Tensor] = {}
+    keep = in_memory.__setitem__ if store is None else store.add
+    if todo:
+        trainer = _Trainer(data, network, settings, resolve_device(device))
+        with task(progress or Silent(), f"experts on {data.name}", len(todo) * epochs) as shown:
+            for numbers in _groups(todo, population or trainer.default_population):
+                for number, trajectory in zip(numbers, trainer.train(numbers, shown), strict=True):
+                    keep(number, trajectory)
     if store is not None:
         return store.experts(count)
-    return Experts(network, data.name, settings, trained)
+    return Experts(network, data.name, settings, list(in_memory.values()))
 
 
 class _Trainer:
@@ -76,7 +75,7 @@ class _Trainer:
     def train(self, numbers: list[int], progress: Progress) -> list[Tensor]:
         """Trajectories (epochs + 1, parameters) of these experts.
 
-        theta <- theta - v,  v <- momentum v + learning_rate grad (mean cross-entropy of a batch)
+        v <- momentum v + learning_rate grad (mean cross-entropy of a batch),  theta <- theta - v
         """
         seed = self._settings.seed
         theta = torch.stack([self._network.initialise(derive_seed(seed, "expert", n)) for n in numbers]).to(

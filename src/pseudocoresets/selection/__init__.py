@@ -8,9 +8,9 @@ from torch import Tensor
 
 from pseudocoresets.data.dataset import Split
 from pseudocoresets.registry import Registry
-from pseudocoresets.selection.random import random_per_class
+from pseudocoresets.selection.random import random_per_class, require_class_size
 
-__all__ = ["SELECTIONS", "random_per_class"]
+__all__ = ["SELECTIONS", "random_per_class", "require_class_size"]
 
 SELECTIONS: Registry[Callable[[Split, int, int], Tensor]] = Registry("selection", {"random": random_per_class})
 """Every selection by name: a function of (training data, images per class, seed) that returns indices."""

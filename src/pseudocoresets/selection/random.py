@@ -10,13 +10,19 @@ from pseudocoresets.errors import InputError
 from pseudocoresets.seeds import generator_for
 
 
-def random_per_class(train: Split, ipc: int, seed: int) -> Tensor:
-    """Indices of ``ipc`` random images of each class, class by class."""
+def require_class_size(train: Split, ipc: int) -> Tensor:
+    """The size of each class, of which none may be smaller than ``ipc``."""
     counts = torch.bincount(train.labels)
     if not 1 <= ipc <= int(counts.min()):
         raise InputError(
             f"Images per class must lie between 1 and {int(counts.min())}, the size of the smallest class; got {ipc}."
         )
+    return counts
+
+
+def random_per_class(train: Split, ipc: int, seed: int) -> Tensor:
+    """Indices of ``ipc`` random images of each class, class by class."""
+    counts = require_class_size(train, ipc)
     generator = generator_for(seed, "random images")
     chosen = []
     for label in range(len(counts)):
