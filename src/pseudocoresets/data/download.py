@@ -87,7 +87,7 @@ def fetch_sources(
 def _fetch(name: str, source: Source, root: Path, progress: Progress, patience: Patience) -> None:
     """Download one source unless its official file is already beside its place, and unpack it."""
     place = root / source.gives
-    archive = place.parent / source.filename
+    archive = place.parent / source.filename if source.unpack else place
     own_copy = archive.is_file() and _md5(archive) == source.md5
     if not own_copy:
         kilobytes = -(-source.size // KILOBYTE)
@@ -141,9 +141,8 @@ def _download_from(address: str, source: Source, path: Path, meter: _Meter, pati
 
 def _complete(address: str, part: Path, size: int, meter: _Meter, patience: Patience) -> None:
     """Append to ``part`` until it is whole, giving up after several tries in a row that brought nothing."""
-    failures = 0
+    failures, furthest = 0, _size(part)
     while True:
-        before = _size(part)
         try:
             _transfer(address, part, size, meter, patience.timeout)
             return
@@ -155,7 +154,8 @@ def _complete(address: str, part: Path, size: int, meter: _Meter, patience: Pati
             problem = f"the server answers {error.code} ({error.reason})"
         except _BROKEN as error:
             problem = str(getattr(error, "reason", None) or error) or type(error).__name__
-        failures = 1 if _size(part) > before else failures + 1
+        failures = 1 if _size(part) > furthest else failures + 1
+        furthest = max(furthest, _size(part))
         if failures >= patience.attempts:
             raise _Refused(f"{problem}, {failures} times")
         time.sleep(patience.backoff * 2 ** (failures - 1))
