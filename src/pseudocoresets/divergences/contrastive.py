@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.data.augmentation import Transformation
-from pseudocoresets.data.augmentation import Transformation
 from pseudocoresets.divergences.method import Extra, Loss, Points, Problem
 from pseudocoresets.errors import InputError
 from pseudocoresets.kernels import KERNELS, advance, is_adjusted
 from pseudocoresets.kernels.kernel import AnyKernel
+from pseudocoresets.networks import parse_name
 from pseudocoresets.seeds import Randomness
 
 
@@ -70,7 +70,7 @@ class ContrastiveDivergence:
         start = perturbed(draw.start, self.sigma, randomness)
         positive = start if self.ahead == 0 else perturbed(draw.later, self.sigma, randomness)
         fixed = points.detached()
-        kernel = KERNELS[self.kernel](step_size=self.step_size)
+        kernel = build_kernel(self.kernel, self.step_size)
         augment = chain_augmentation(kernel, len(fixed.x), problem, randomness)
         target = problem.energy.target(fixed.x, fixed.y, fixed.weights, augment)
         negative = advance(kernel, start, target, self.steps, randomness.device)
@@ -92,13 +92,6 @@ def build_kernel(name: str, step_size: float) -> AnyKernel:
         return build(step_size=step_size, **options)
     except TypeError as error:
         raise InputError(f"The sampler '{plain}' does not take these options: {error}.") from None
-
-
-def _augmentation_for(kernel: AnyKernel, problem: Problem, count: int, randomness: Randomness) -> Transformation:
-    """Drawn afresh at each evaluation, but once for a kernel whose accept or reject needs one fixed potential."""
-    if is_adjusted(kernel):
-        return problem.transformation(count, randomness)
-    return lambda x: problem.transformation(len(x), randomness)(x)
 
 
 def phase_difference(
