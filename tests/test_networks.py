@@ -126,9 +126,7 @@ def test_logits_are_those_of_the_ordinary_module(name: str) -> None:
 def test_every_convnet_agrees_with_its_module(
     depth: int, width: int, norm: str, pooling: str, chains: int, side: int
 ) -> None:
-    network = build_network(
-        "convnet", (2, side, side), 3, depth=depth, width=width, norm=norm, pooling=pooling
-    )
+    network = build_network("convnet", (2, side, side), 3, depth=depth, width=width, norm=norm, pooling=pooling)
     theta = network.initialise(0, chains)
     images = torch.randn(2, 2, side, side, generator=torch.Generator().manual_seed(0))
     expected = torch.stack([network.module(one)(images) for one in theta])
@@ -149,11 +147,14 @@ def test_initialisation_depends_on_the_seed_alone() -> None:
 
 def test_a_forward_changes_nothing_in_the_network() -> None:
     network = depthwise()
-    before = {name: value.clone() for name, value in network._prototype.state_dict().items()}
-    theta = network.initialise(1, chains=4).requires_grad_()
-    network.logits(theta, torch.randn(2, 3, 6, 6)).sum().backward()
-    assert all(torch.equal(value, before[name]) for name, value in network._prototype.state_dict().items())
-    assert all(parameter.grad is None for parameter in network._prototype.parameters())
+    theta = network.initialise(1, chains=4)
+    images = torch.randn(2, 3, 6, 6)
+    module, first = network.module(theta[0]).state_dict(), network.logits(theta, images)
+    network.logits(network.initialise(2, chains=4).requires_grad_(), images).sum().backward()
+    again = network.module(theta[0]).state_dict()
+    assert module.keys() == again.keys() >= {"shift", "widen.weight"}
+    assert all(torch.equal(value, again[name]) for name, value in module.items())
+    assert torch.equal(network.logits(theta, images), first)
 
 
 def test_a_module_on_another_device_is_a_copy() -> None:
@@ -264,9 +265,7 @@ def test_a_module_with_another_number_of_classes_is_refused() -> None:
         ("lenet:norm=instance", CIFAR, "its options are: none"),
     ],
 )
-def test_a_wrong_name_or_option_says_what_is_right(
-    name: str, shape: tuple[int, int, int], message: str
-) -> None:
+def test_a_wrong_name_or_option_says_what_is_right(name: str, shape: tuple[int, int, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
         build_network(name, shape, 10)
 

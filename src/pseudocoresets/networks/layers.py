@@ -29,9 +29,7 @@ def normalisation(kind: str, channels: int, side: int) -> list[nn.Module]:
         return [nn.BatchNorm2d(channels)]
     if kind == "group":
         if channels % GROUPS:
-            raise InputError(
-                f"The norm 'group' needs a width that is a multiple of {GROUPS}; got {channels}."
-            )
+            raise InputError(f"The norm 'group' needs a width that is a multiple of {GROUPS}; got {channels}.")
         return [nn.GroupNorm(GROUPS, channels)]
     if kind == "layer":
         return [nn.LayerNorm([channels, side, side])]
@@ -68,9 +66,7 @@ def square_side(network: str, shape: Shape, smallest: int) -> int:
     """The side of square images that are large enough for a network."""
     _, height, width = shape
     if height != width or height < smallest:
-        raise InputError(
-            f"{network} takes square images of at least {smallest} x {smallest}; got {height} x {width}."
-        )
+        raise InputError(f"{network} takes square images of at least {smallest} x {smallest}; got {height} x {width}.")
     return height
 
 

@@ -14,9 +14,7 @@ from pseudocoresets.networks.stack import Stack
 class MLP(Stack):
     """``depth`` hidden layers of ``width`` units."""
 
-    def __init__(
-        self, shape: Shape, classes: int, depth: int = 2, width: int = 128, activation: str = "relu"
-    ) -> None:
+    def __init__(self, shape: Shape, classes: int, depth: int = 2, width: int = 128, activation: str = "relu") -> None:
         layers: list[nn.Module] = []
         inputs = math.prod(shape)
         for _ in range(positive("depth", depth)):

@@ -60,19 +60,17 @@ class Network:
     def __init__(self, build: Callable[[], nn.Module], spec: NetworkSpec) -> None:
         self.spec = spec
         self._build = build
-        self._prototype = _seeded(build, 0).eval()
-        check_sampleable(self._prototype, spec)
-        self._layout = [(name, tuple(value.shape)) for name, value in self._prototype.named_parameters()]
+        self.prototype = _seeded(build, 0).eval()
+        check_sampleable(self.prototype, spec)
+        self._layout = [(name, tuple(value.shape)) for name, value in self.prototype.named_parameters()]
         self._sizes = [math.prod(shape) for _, shape in self._layout]
         self.size = sum(self._sizes)
         """Number of parameters."""
-        self._population = self._prototype if isinstance(self._prototype, PopulationForward) else None
+        self._population = self.prototype if isinstance(self.prototype, PopulationForward) else None
         self._on_device: dict[torch.device, nn.Module] = {}
 
     @classmethod
-    def from_module(
-        cls, build: Callable[[], nn.Module], shape: Shape, classes: int, name: str = "custom"
-    ) -> Network:
+    def from_module(cls, build: Callable[[], nn.Module], shape: Shape, classes: int, name: str = "custom") -> Network:
         """A network from any module of the user's; each call of ``build`` makes a freshly initialised one.
 
         For a file to build it again by name, register its constructor: ``NETWORKS.add("mine", constructor)``.
@@ -103,7 +101,7 @@ class Network:
 
     def module(self, theta: Tensor) -> nn.Module:
         """An ordinary module with these parameters, in evaluation mode, for use outside this library."""
-        module = copy.deepcopy(self._prototype)
+        module = copy.deepcopy(self.prototype)
         module.load_state_dict(self.unflatten(theta.detach().cpu()), strict=False)
         return module
 
@@ -118,14 +116,11 @@ class Network:
         """Views (..., *shape) of parameter vectors (..., size) under the module's own parameter names."""
         if theta.shape[-1] != self.size:
             raise InputError(
-                f"The network '{self.spec.name}' has {self.size:,} parameters; "
-                f"got vectors of {theta.shape[-1]:,}."
+                f"The network '{self.spec.name}' has {self.size:,} parameters; got vectors of {theta.shape[-1]:,}."
             )
         chains = theta.shape[:-1]
         parts = torch.split(theta, self._sizes, dim=-1)
-        return {
-            name: part.view(*chains, *shape) for (name, shape), part in zip(self._layout, parts, strict=True)
-        }
+        return {name: part.view(*chains, *shape) for (name, shape), part in zip(self._layout, parts, strict=True)}
 
     def _forward(self, theta: Tensor, images: Tensor) -> Tensor:
         module = self._module_on(images.device)
@@ -135,7 +130,7 @@ class Network:
     def _module_on(self, device: torch.device) -> nn.Module:
         """The module with its buffers on ``device``; each device has its own copy, which nothing changes."""
         if device not in self._on_device:
-            self._on_device[device] = copy.deepcopy(self._prototype).to(device)
+            self._on_device[device] = copy.deepcopy(self.prototype).to(device)
         return self._on_device[device]
 
 

@@ -22,9 +22,7 @@ class Stack(nn.Sequential):
     """
 
     def __init__(self, features: Sequence[nn.Module], classifier: nn.Module) -> None:
-        super().__init__(
-            OrderedDict(features=nn.Sequential(*features), flatten=nn.Flatten(), classifier=classifier)
-        )
+        super().__init__(OrderedDict(features=nn.Sequential(*features), flatten=nn.Flatten(), classifier=classifier))
         leaves = (pair for pair in self.named_modules() if not isinstance(pair[1], nn.Sequential))
         self._leaves = [(f"{name}.weight", f"{name}.bias", layer) for name, layer in leaves]
 
@@ -52,9 +50,7 @@ def _with_parameters(layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor, 
     chains = len(weight)
     if isinstance(layer, nn.Conv2d):
         groups = 1 if shared else chains
-        return F.conv2d(
-            x, weight.flatten(0, 1), bias.flatten(), layer.stride, layer.padding, layer.dilation, groups
-        )
+        return F.conv2d(x, weight.flatten(0, 1), bias.flatten(), layer.stride, layer.padding, layer.dilation, groups)
     if isinstance(layer, nn.GroupNorm):
         return F.group_norm(x, layer.num_groups * chains, weight.flatten(), bias.flatten(), layer.eps)
     if isinstance(layer, nn.LayerNorm):
