@@ -48,7 +48,8 @@ class Classifier:
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """log softmax(f(x_i; theta))[y_i], or its expectation under soft labels ``y`` (m, classes)."""
-        log_probabilities = F.log_softmax(self.network.logits(theta, x).float(), -1)
+        logits = self.network.logits(theta, x)
+        log_probabilities = F.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
         if y.is_floating_point():
             return (log_probabilities * y).sum(-1)
         index = y[..., None].expand(*log_probabilities.shape[:-1], 1)
