@@ -16,12 +16,7 @@ from pseudocoresets.data.pickles import read_pickle
 from pseudocoresets.errors import FileFormatError
 
 plain_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**70), 2**70)
-    | st.floats(allow_nan=False)
-    | st.text()
-    | st.binary(),
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text() | st.binary(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.binary(), inner) | st.tuples(inner, inner),
     max_leaves=20,
 )
