@@ -23,7 +23,7 @@ _FORMAT = 1
 def fit_zca_once(images: Tensor, device: str | torch.device | None = None) -> InputTransform:
     """``fit_zca``, or its result on the same images from an earlier time.
 
-    Without a ``device`` it is fitted on the GPU where there is one: a fraction of a second instead of a minute.
+    Without a ``device`` it is fitted on the GPU where there is one: a fraction of a second instead of a minute or more.
     """
     if device is None and torch.cuda.is_available():
         device = "cuda"
