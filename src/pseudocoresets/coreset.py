@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from pseudocoresets.data.catalogue import DatasetEntry
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.transforms import InputTransform
 from pseudocoresets.errors import FileFormatError, InputError
@@ -131,7 +132,7 @@ class Coreset:
         }
 
 
-def require_same_shape(coreset: Coreset, data: Dataset) -> None:
+def require_same_shape(coreset: Coreset, data: Dataset | DatasetEntry) -> None:
     """A coreset can only be judged on data like that it was made from."""
     shape = tuple(coreset.images.shape[1:])
     if shape != data.shape or len(coreset.classes) != len(data.classes):

@@ -12,8 +12,8 @@ import typer
 from pseudocoresets.commands import options as o
 from pseudocoresets.commands.output import metric_cells, metric_columns, print_json, print_table
 from pseudocoresets.commands.planning import make_plan
-from pseudocoresets.coreset import Coreset
-from pseudocoresets.data import load_dataset
+from pseudocoresets.coreset import Coreset, require_same_shape
+from pseudocoresets.data import FOLDER_PREFIX, find_entry, load_dataset
 from pseudocoresets.devices import resolve_device
 from pseudocoresets.experts import load_experts
 from pseudocoresets.files import require_writable, write_json
@@ -59,6 +59,8 @@ def evaluate(
         seed=seed,
         sampling=o.given(chains=chains, steps=sampling_steps, temperature=temperature, prior_scale=prior_scale),
     )
+    if not plan.dataset.startswith(FOLDER_PREFIX):
+        require_same_shape(coreset, find_entry(plan.dataset))  # before anything is fetched
     if out is not None:
         require_writable(out)
     began = time.monotonic()

@@ -1,0 +1,236 @@
+"""A construction that is killed or interrupted at any moment, and started again."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import Invoke
+from pseudocoresets import files
+from pseudocoresets.cli import build_app
+from pseudocoresets.construct import Construction, _Learner
+from pseudocoresets.coreset import Coreset
+from pseudocoresets.kernels import Langevin
+
+ITERATIONS = 120
+PATIENCE = 60.0
+
+needs_fork = pytest.mark.skipif(torch.cuda.is_available(), reason="a process that holds a CUDA device cannot fork")
+
+
+def arguments(experts_folder: Path, out: Path) -> list[str]:
+    """The settings matter little; a checkpoint every ten iterations makes many moments to be killed at."""
+    return [
+        *("construct", "--dataset", "digits", "--ipc", "1", "--experts", str(experts_folder), "--out", str(out)),
+        *("--iterations", str(ITERATIONS), "--learning-rate", "10", "--device", "cpu", "--checkpoint-seconds", "0"),
+        *("--set", "ahead=2", "--set", "latest_start=1", "--set", "steps=3"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(experts_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The coreset of a run that nothing disturbs."""
+    out = tmp_path_factory.mktemp("undisturbed") / "c.safetensors"
+    call(arguments(experts_folder, out))
+    return out
+
+
+def call(command: list[str]) -> None:
+    with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+        build_app()(command, standalone_mode=False)
+
+
+def in_a_fork(target: Callable[[], None]) -> Any:
+    """A process that starts at once, because everything is imported already."""
+    process = multiprocessing.get_context("fork").Process(target=target)
+    process.start()
+    return process
+
+
+def assert_same_files(folder: Path, undisturbed: Path) -> None:
+    """Coreset and log byte by byte, and nothing else: no checkpoint, no temporary file."""
+    expected = {path.name: path.read_bytes() for path in undisturbed.parent.iterdir()}
+    assert set(expected) == {"c.safetensors", "c.log.jsonl"}
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == expected
+
+
+@needs_fork
+def test_killed_at_random_moments(experts_folder: Path, undisturbed: Path, tmp_path: Path) -> None:
+    """Killed before the first checkpoint and then, again and again, some time after one or two new ones."""
+    moments = random.Random(0)
+    command = arguments(experts_folder, tmp_path / "c.safetensors")
+    kills = 0
+    for checkpoints in (0, 1, 2, 1, 2):
+        process = in_a_fork(lambda: call(command))
+        wait_for_new_versions(tmp_path / "c.checkpoint", checkpoints, process)
+        time.sleep(moments.uniform(0, 0.05))
+        process.kill()
+        process.join()
+        kills += process.exitcode == -signal.SIGKILL
+    call(command)
+    assert kills >= 2
+    assert_same_files(tmp_path, undisturbed)
+
+
+def wait_for_new_versions(path: Path, count: int, process: Any) -> None:
+    """Until ``path`` has been replaced ``count`` times, or the process has ended."""
+    seen = {_inode(path)}
+    while len(seen) <= count and process.exitcode is None:
+        seen.add(_inode(path))
+        time.sleep(0.001)
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return status.st_ino, status.st_mtime_ns
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def half_written_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fifth checkpoint is killed when half of it is on the disk."""
+    whole, calls = files.save_file, []
+
+    def save(tensors: Any, path: Path, metadata: Any) -> None:
+        whole(tensors, path, metadata)
+        calls.append(path)
+        if len(calls) == 5:
+            os.truncate(path, path.stat().st_size // 2)
+            die()
+
+    monkeypatch.setattr(files, "save_file", save)
+
+
+def checkpoint_not_renamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed when the second checkpoint is whole but does not have its name yet."""
+    whole, calls = Path.replace, []
+
+    def replace(self: Path, target: Path) -> Path:
+        calls.append(target)
+        if len(calls) == 2:
+            die()
+        return whole(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+
+
+def between_log_and_coreset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed when the construction is done but its coreset is not saved."""
+    monkeypatch.setattr(Coreset, "save", lambda self, path: die())
+
+
+def before_the_checkpoint_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Construction, "discard_checkpoint", lambda self: die())
+
+
+@needs_fork
+@pytest.mark.parametrize(
+    "fault",
+    [
+        half_written_checkpoint,
+        checkpoint_not_renamed,
+        between_log_and_coreset,
+        before_the_checkpoint_is_discarded,
+    ],
+    ids=lambda fault: fault.__name__,
+)
+def test_killed_at_the_worst_moments(
+    experts_folder: Path,
+    undisturbed: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    command = arguments(experts_folder, tmp_path / "c.safetensors")
+    with monkeypatch.context() as patched:
+        fault(patched)
+        process = in_a_fork(lambda: call(command))
+        process.join()
+    assert process.exitcode == -signal.SIGKILL
+    checkpoint = files.read_tensors(tmp_path / "c.checkpoint")[1]
+    expected = {half_written_checkpoint: 40, checkpoint_not_renamed: 10}.get(fault, ITERATIONS)
+    assert checkpoint["iteration"] == expected
+    steps = count_steps(monkeypatch)
+    call(command)
+    assert len(steps) == ITERATIONS - checkpoint["iteration"], "what the checkpoint holds is not done again"
+    assert_same_files(tmp_path, undisturbed)
+
+
+def count_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    steps: list[int] = []
+    whole = _Learner.step
+
+    def step(self: Any, *rest: Any) -> None:
+        whole(self, *rest)
+        steps.append(self.iteration)
+
+    monkeypatch.setattr(_Learner, "step", step)
+    return steps
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "Ctrl-C"])
+def test_the_command_goes_on_after(
+    how: signal.Signals,
+    experts_folder: Path,
+    undisturbed: Path,
+    tmp_path: Path,
+    start_bpc: Callable[..., subprocess.Popen[str]],
+) -> None:
+    """The real command in a process of its own. Ctrl-C: status 130, one sentence, the checkpoint kept."""
+    folder = tmp_path / "out"
+    command = arguments(experts_folder, folder / "c.safetensors")
+    process = start_bpc(*command)
+    wait_for(folder / "c.checkpoint", process)
+    process.send_signal(how)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert (folder / "c.checkpoint").exists()
+    assert not (folder / "c.safetensors").exists()
+    if how == signal.SIGINT:
+        assert process.returncode == 130
+        assert output == ""
+        assert "Traceback" not in errors
+        assert errors.splitlines()[-1].startswith("Interrupted.")
+        assert sorted(path.name for path in folder.iterdir()) == ["c.checkpoint"]
+    else:
+        assert process.returncode == -signal.SIGKILL
+    call(command)
+    assert_same_files(folder, undisturbed)
+
+
+def test_ctrl_c_while_a_posterior_is_sampled(
+    bpc: Invoke, coreset_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*rest: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Langevin, "step", interrupted)
+    result = bpc("evaluate", coreset_file, "--out", "m.json", "--device", "cpu")
+    assert result.exit_code == 130
+    assert "Interrupted." in result.stderr
+    assert result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
