@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pseudocoresets.data.augmentation import Augmentation
 from pseudocoresets.divergences import ContrastiveDivergence, Points, Problem
-from pseudocoresets.divergences.contrastive import chain_augmentation
+from pseudocoresets.divergences.method import chain_augmentation
 from pseudocoresets.energy import Classifier, Energy, uniform_weights
 from pseudocoresets.errors import InputError
 from pseudocoresets.experts import Draw

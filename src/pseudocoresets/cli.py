@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from pseudocoresets.commands.bench import bench
 from pseudocoresets.commands.compare import compare
 from pseudocoresets.commands.construct import construct
 from pseudocoresets.commands.data import data_app
@@ -48,7 +49,7 @@ def build_app() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in (run, experts, construct, evaluate, compare, show, report):
+    for command in (run, experts, construct, evaluate, compare, show, report, bench):
         app.command(command.__name__)(guarded(command))
     for entry in data_app.registered_commands:
         if entry.callback is not None:

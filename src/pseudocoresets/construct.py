@@ -150,7 +150,7 @@ def run_construction(
     start = initial or real_coreset(data, settings, experts.network.spec, name, configuration(method, settings))
     require_same_shape(start, data)
     problem = _problem(data, experts, settings, device)
-    learner = _Learner(start, method, settings, device)
+    learner = Learner(start, method, settings, device)
     fingerprint = _fingerprint(data, experts, name, method, settings, start)
     keeper = _CheckpointKeeper(checkpoint, checkpoint_seconds, fingerprint)
     keeper.restore(learner, settings.iterations)
@@ -247,7 +247,7 @@ class _Snapshot(NamedTuple):
     tensors: Mapping[str, Tensor]
 
 
-class _Learner:
+class Learner:
     """The tensors being learned, their optimiser, and what was recorded."""
 
     def __init__(self, start: Coreset, method: Method, settings: ConstructionSettings, device: torch.device) -> None:
@@ -386,7 +386,7 @@ class _CheckpointKeeper:
         self._fingerprint = fingerprint
         self._saved = time.monotonic()
 
-    def restore(self, learner: _Learner, iterations: int) -> None:
+    def restore(self, learner: Learner, iterations: int) -> None:
         if self.path is None:
             return
         remove_leftovers(self.path)
@@ -405,11 +405,11 @@ class _CheckpointKeeper:
             )
         learner.restore(state, document["iteration"], document["records"])
 
-    def save_if_due(self, learner: _Learner) -> None:
+    def save_if_due(self, learner: Learner) -> None:
         if time.monotonic() - self._saved >= self._seconds:
             self.save(learner)
 
-    def save(self, learner: _Learner) -> None:
+    def save(self, learner: Learner) -> None:
         if self.path is not None:
             document = {
                 "settings": self._fingerprint,
@@ -425,7 +425,7 @@ class _CheckpointKeeper:
 
 
 def _learn(
-    learner: _Learner,
+    learner: Learner,
     method: Method,
     problem: Problem,
     settings: ConstructionSettings,
@@ -452,7 +452,7 @@ def _learn(
         keeper.save(learner)
 
 
-def _rescue(learner: _Learner, start: Coreset, path: str | os.PathLike[str] | None, keeper: _CheckpointKeeper) -> str:
+def _rescue(learner: Learner, start: Coreset, path: str | os.PathLike[str] | None, keeper: _CheckpointKeeper) -> str:
     """Go back to the last state that was found sound, and keep it in a file if there is a place for one."""
     learner.return_to_sound()
     if path is None:
@@ -462,7 +462,7 @@ def _rescue(learner: _Learner, start: Coreset, path: str | os.PathLike[str] | No
     return f" The last good coreset, of iteration {learner.iteration}, is in '{path}'."
 
 
-def _divergence_advice(learner: _Learner, settings: ConstructionSettings, name: str) -> str:
+def _divergence_advice(learner: Learner, settings: ConstructionSettings, name: str) -> str:
     return (
         f"The energy diverged by iteration {learner.iteration} of '{name}'; lower the learning rate of the images "
         f"(now {settings.learning_rate:g}) or the step size of the chain."

@@ -7,6 +7,7 @@ expert   chains start from an expert's last snapshot; the full data leaks in thr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,23 +15,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pseudocoresets.accelerated import block_length, default_accelerator
 from pseudocoresets.coreset import Coreset
-from pseudocoresets.data.augmentation import dsa
+from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.data.transforms import InputTransform
 from pseudocoresets.devices import resolve_device
 from pseudocoresets.energy import Classifier, Energy, FunctionTarget
 from pseudocoresets.errors import DivergenceError, InputError
 from pseudocoresets.experts import Experts
-from pseudocoresets.kernels import KERNELS, is_adjusted, run_chain
+from pseudocoresets.kernels import KERNELS, SCHEDULES, Cyclical, is_adjusted, run_chain, sample_nuts, warm_up
 from pseudocoresets.networks import Network, build_network, from_spec
 from pseudocoresets.progress import Progress, Silent, task
+from pseudocoresets.registry import Registry
 from pseudocoresets.seeds import Randomness, derive_seed
 
 PROTOCOLS = ("cold", "point", "expert")
 POINT_MOMENTUM = 0.9
 POINT_DECAY_AT = 0.5
 """Fraction of the training after which the point protocol divides its learning rate by ten."""
-LOGITS_PER_BATCH = 2_000_000
+PREDICTED_AT_ONCE = 1000
+LARGEST_NUTS_MODEL = 20_000
+NUTS = "nuts"
+SAMPLERS: Registry[str] = Registry("sampler", {name: name for name in (*KERNELS, NUTS)})
+"""Every sampler that inference takes by name."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,8 @@ class SamplingSettings:
     samples: int = 20
     burn_in: float = 0.5
     step_size: float = 0.03
+    schedule: str = "constant"
+    point_learning_rate: float = 0.02
     temperature: float = 1.0
     prior_scale: float = 1.0
     augment: bool = True
@@ -51,6 +60,8 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         if min(self.chains, self.steps, self.samples) < 1:
             raise InputError("Sampling needs at least one chain, one step and one sample.")
+        SAMPLERS[self.sampler]
+        SCHEDULES[self.schedule]
         if not 0 <= self.burn_in < 1:
             raise InputError(f"Burn-in is a fraction of the steps, from 0 to below 1; got {self.burn_in}.")
         if self.samples > self.steps - round(self.burn_in * self.steps):
@@ -60,6 +71,9 @@ class SamplingSettings:
 
     def kept_steps(self) -> set[int]:
         """The steps (counted from 1) after which a sample is kept; the last is one of them."""
+        schedule = SCHEDULES[self.schedule](self.steps)
+        if isinstance(schedule, Cyclical):
+            return schedule.keep_at(self.samples)
         first = round(self.burn_in * self.steps)
         return {first + (self.steps - first) * (i + 1) // self.samples for i in range(self.samples)}
 
@@ -82,13 +96,17 @@ class PosteriorSamples:
         chains, samples, _ = self.parameters.shape
         flat = self.parameters.flatten(0, 1)
         transform = self.transform.to(flat.device)
-        batch = max(1, LOGITS_PER_BATCH // (len(flat) * self.network.spec.classes * 100))
-        parts = []
         with torch.no_grad():
-            for chunk in images.split(max(batch, 250)):
-                inputs = transform(chunk.to(flat.device))
-                parts.append(torch.stack([self.network.logits(theta, inputs).float().softmax(-1) for theta in flat]))
+            parts = [
+                self._probabilities(flat, transform(chunk.to(flat.device))) for chunk in images.split(PREDICTED_AT_ONCE)
+            ]
         return torch.cat(parts, 1).unflatten(0, (chains, samples))
+
+    def _probabilities(self, parameters: Tensor, inputs: Tensor) -> Tensor:
+        fast = default_accelerator().probabilities(self.network, parameters, inputs)
+        if fast is not None:
+            return fast
+        return torch.stack([self.network.logits(theta, inputs).float().softmax(-1) for theta in parameters])
 
 
 def sample_posterior(
@@ -118,49 +136,147 @@ def sample_posterior(
     used = _network_for(coreset, network)
     randomness = Randomness.for_purpose(chosen.seed, "sample", start, device=device)
     positions = _start_positions(start, used, experts, chosen, device)
-    target = _target(coreset, used, chosen, randomness)
+    posterior = _Posterior(coreset, used, chosen, randomness)
     with task(progress or Silent(), f"posterior of {coreset.method} ({start})", chosen.steps) as bar:
-        run = _train_points if start == "point" else _run_chains
-        kept = run(positions, target, chosen, randomness, lambda step: bar.advance())
+        kept = (_train_points if start == "point" else _run_chains)(posterior, positions, bar)
     return PosteriorSamples(kept, used, coreset.transform, start, chosen)
 
 
-def _run_chains(
-    positions: Tensor,
-    target: FunctionTarget,
-    settings: SamplingSettings,
-    randomness: Randomness,
-    on_step: Callable[[int], object],
-) -> Tensor:
+class _Posterior:
+    """The posterior of a coreset on a device, as a target for a kernel or as captured chains."""
+
+    def __init__(self, coreset: Coreset, network: Network, settings: SamplingSettings, randomness: Randomness) -> None:
+        device = randomness.device.device
+        self.network = network
+        self.settings = settings
+        self.randomness = randomness
+        self.energy = Energy(Classifier(network, settings.prior_scale), coreset.data_size, settings.temperature)
+        self.augmentation: Augmentation | None = dsa(coreset.flippable) if settings.augment else None
+        self._x, self._y = coreset.images.to(device), coreset.labels.to(device)
+        self._weights = coreset.weights.to(device)
+
+    def target(self, augment: bool = True) -> FunctionTarget:
+        """With augmentation, each evaluation draws its own: right for unadjusted kernels only."""
+        augmentation = self.augmentation if augment else None
+        return self.energy.target(
+            self._x,
+            self._y,
+            self._weights,
+            None if augmentation is None else lambda x: augmentation.draw(len(x), self.randomness)(x),
+        )
+
+    def captured_run(
+        self, positions: Tensor, milestones: set[int], rates: Callable[[int], tuple[float, float, float]], bar: Progress
+    ) -> list[Tensor] | None:
+        """Positions after the steps in ``milestones``, on the fast path; None where it does not apply.
+
+        ``rates(t)`` gives (step size, temperature, momentum) from step t on, and changes at milestones only.
+        """
+        length = block_length(math.gcd(*milestones), len(self._x))
+        runner = default_accelerator().chains_for(
+            self.network,
+            positions.device,
+            len(positions),
+            len(self._x),
+            length,
+            self._y.is_floating_point(),
+            shared=True,
+        )
+        if runner is None:
+            return None
+        runner.set_position(positions)
+        runner.set_labels(self._y, self._weights / self.energy.data_size)
+        decay = 1 / (self.settings.prior_scale**2 * self.energy.data_size)
+        found = []
+        for step in range(0, max(milestones), length):
+            step_size, temperature, momentum = rates(step)
+            runner.set_rates(step_size, temperature, decay, momentum)
+            runner.run_block(self._x.expand(1, length, *self._x.shape), self.augmentation, self.randomness)
+            bar.advance(length)
+            if step + length in milestones:
+                found.append(runner.position())
+        if not torch.isfinite(found[-1]).all():
+            raise DivergenceError(f"The chains left the finite numbers at step size {rates(0)[0]}; lower it.")
+        return found
+
+
+def _run_chains(posterior: _Posterior, positions: Tensor, bar: Progress) -> Tensor:
+    """Kept positions (chains, samples, size) of the chosen sampler."""
+    settings = posterior.settings
+    if settings.sampler == NUTS:
+        return _run_nuts(posterior, positions)
+    if settings.sampler == "langevin" and settings.schedule == "constant":
+        temperature = settings.temperature / posterior.energy.data_size
+        found = posterior.captured_run(
+            positions, settings.kept_steps(), lambda _: (settings.step_size, temperature, 0.0), bar
+        )
+        if found is not None:
+            return torch.stack(found, 1)
     kernel = KERNELS[settings.sampler](step_size=settings.step_size)
+    target = posterior.target(augment=not is_adjusted(kernel))
+    generator = posterior.randomness.device
+    steps = settings.steps
+    if is_adjusted(kernel):
+        warming = max(1, round(settings.burn_in * steps))
+        kernel, positions = warm_up(kernel, positions, target, warming, generator)
     chain = run_chain(
-        kernel, positions, target, settings.steps, randomness.device, settings.kept_steps(), on_step=on_step
+        kernel,
+        positions,
+        target,
+        steps,
+        generator,
+        settings.kept_steps(),
+        schedule=SCHEDULES[settings.schedule](steps),
+        on_step=lambda _: bar.advance(),
     )
     return chain.kept.transpose(0, 1)
 
 
-def _train_points(
-    positions: Tensor,
-    target: FunctionTarget,
-    settings: SamplingSettings,
-    randomness: Randomness,
-    on_step: Callable[[int], object],
-) -> Tensor:
+def _run_nuts(posterior: _Posterior, positions: Tensor) -> Tensor:
+    settings = posterior.settings
+    if positions.shape[1] > LARGEST_NUTS_MODEL:
+        raise InputError(
+            f"NUTS is for models of at most {LARGEST_NUTS_MODEL:,} parameters; this network has "
+            f"{positions.shape[1]:,}. Use langevin, sghmc or hmc."
+        )
+    run = sample_nuts(
+        posterior.target(augment=False),
+        positions,
+        draws=settings.samples,
+        warmup=max(1, round(settings.burn_in * settings.steps)),
+        seed=settings.seed,
+        metric="diagonal",
+    )
+    return run.samples
+
+
+def _train_points(posterior: _Posterior, positions: Tensor, bar: Progress) -> Tensor:
     """SGD with momentum on the mean cross-entropy plus the prior's decay; one sample a chain, the last position.
 
     v <- momentum v + grad U(theta),  theta <- theta - eta v,  eta a tenth in the second half
     """
+    settings = posterior.settings
+    rate, turn = settings.point_learning_rate, max(1, round(POINT_DECAY_AT * settings.steps))
+    found = posterior.captured_run(
+        positions,
+        {turn, settings.steps},
+        lambda step: (rate if step < turn else rate / 10, 0.0, POINT_MOMENTUM),
+        bar,
+    )
+    if found is not None:
+        return found[-1][:, None]
+    target = posterior.target()
     theta = positions.clone().requires_grad_()
-    optimiser = torch.optim.SGD([theta], lr=settings.step_size, momentum=POINT_MOMENTUM)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [round(POINT_DECAY_AT * settings.steps)], gamma=0.1)
-    for step in range(1, settings.steps + 1):
+    optimiser = torch.optim.SGD([theta], lr=rate, momentum=POINT_MOMENTUM)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [turn], gamma=0.1)
+    for _ in range(settings.steps):
         optimiser.zero_grad()
         target.potential(theta).sum().backward()
         optimiser.step()
         schedule.step()
-        on_step(step)
+        bar.advance()
     if not torch.isfinite(theta).all():
-        raise DivergenceError(f"Training diverged at step size {settings.step_size}; lower it.")
+        raise DivergenceError(f"Training diverged at learning rate {rate}; lower it.")
     return theta.detach()[:, None]
 
 
@@ -185,17 +301,3 @@ def _start_positions(
     if experts.network.spec != network.spec:
         raise InputError("The experts are of another network than the one to be sampled; give matching experts.")
     return torch.stack([experts.snapshot(i % len(experts), -1) for i in range(settings.chains)]).to(device)
-
-
-def _target(coreset: Coreset, network: Network, settings: SamplingSettings, randomness: Randomness) -> FunctionTarget:
-    """The coreset's posterior; samplers that accept or reject see the points as they are, the others augmented."""
-    device = randomness.device.device
-    energy = Energy(Classifier(network, settings.prior_scale), coreset.data_size, settings.temperature)
-    stochastic = settings.augment and not is_adjusted(KERNELS[settings.sampler])
-    augmentation = dsa(coreset.flippable) if stochastic else None
-    return energy.target(
-        coreset.images.to(device),
-        coreset.labels.to(device),
-        coreset.weights.to(device),
-        None if augmentation is None else lambda x: augmentation.draw(len(x), randomness)(x),
-    )

@@ -25,10 +25,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pseudocoresets.data.augmentation import Transformation
 from pseudocoresets.divergences.method import Extra, Loss, Points, Problem
 from pseudocoresets.errors import InputError
-from pseudocoresets.kernels import KERNELS, advance, is_adjusted
+from pseudocoresets.kernels import KERNELS
 from pseudocoresets.kernels.kernel import AnyKernel
 from pseudocoresets.networks import parse_name
 from pseudocoresets.seeds import Randomness
@@ -69,19 +68,9 @@ class ContrastiveDivergence:
         draw = problem.experts.draw(self.chains, self.latest_start, self.ahead, randomness)
         start = perturbed(draw.start, self.sigma, randomness)
         positive = start if self.ahead == 0 else perturbed(draw.later, self.sigma, randomness)
-        fixed = points.detached()
         kernel = build_kernel(self.kernel, self.step_size)
-        augment = chain_augmentation(kernel, len(fixed.x), problem, randomness)
-        target = problem.energy.target(fixed.x, fixed.y, fixed.weights, augment)
-        negative = advance(kernel, start, target, self.steps, randomness.device)
+        negative = problem.run_chain(kernel, start, points, self.steps, randomness)
         return positive, negative
-
-
-def chain_augmentation(kernel: AnyKernel, count: int, problem: Problem, randomness: Randomness) -> Transformation:
-    """Drawn afresh at each step; once for a kernel that accepts or rejects, whose potential must not change."""
-    if is_adjusted(kernel):
-        return problem.transformation(count, randomness)
-    return lambda x: problem.transformation(len(x), randomness)(x)
 
 
 def build_kernel(name: str, step_size: float) -> AnyKernel:

@@ -9,9 +9,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from pseudocoresets.accelerated import Accelerator, block_length, default_accelerator
 from pseudocoresets.data.augmentation import Augmentation, Transformation
-from pseudocoresets.energy import Energy
+from pseudocoresets.energy import Classifier, Energy, FunctionTarget
 from pseudocoresets.experts.store import Draw
+from pseudocoresets.kernels import AnyKernel, Langevin, advance, is_adjusted
 from pseudocoresets.seeds import Randomness
 
 
@@ -69,10 +71,63 @@ class Problem:
     experts: ParameterSource | None = None
     real_data: Callable[[], RealData] | None = None
     augmentation: Augmentation | None = None
+    accelerator: Accelerator = field(default_factory=default_accelerator)
+
+    def run_chain(
+        self, kernel: AnyKernel, start: Tensor, points: Points, steps: int, randomness: Randomness, noisy: bool = True
+    ) -> Tensor:
+        """The end of ``steps`` kernel steps from ``start`` on the posterior of ``points``; no graph.
+
+        Without noise, the temperature is zero: Langevin is then gradient descent.
+        """
+        fixed = points.detached()
+        if isinstance(kernel, Langevin):
+            end = self._run_captured(kernel, start, fixed, steps, randomness, noisy)
+            if end is not None:
+                return end
+        augment = chain_augmentation(kernel, len(fixed.x), self, randomness)
+        target = self.energy.target(fixed.x, fixed.y, fixed.weights, augment)
+        if not noisy:
+            target = FunctionTarget(target.potential, 0.0)
+        return advance(kernel, start, target, steps, randomness.device)
+
+    def _run_captured(
+        self, kernel: Langevin, start: Tensor, points: Points, steps: int, randomness: Randomness, noisy: bool
+    ) -> Tensor | None:
+        """The same on the fast path, or None where it does not apply."""
+        model, device = self.energy.model, start.device
+        if not isinstance(model, Classifier) or device.type != "cuda":
+            return None
+        images = len(points.x)
+        runner = self.accelerator.chains_for(
+            model.network,
+            device,
+            len(start),
+            images,
+            block_length(steps, images),
+            points.y.is_floating_point(),
+            shared=True,
+        )
+        if runner is None:
+            return None
+        temperature = self.energy.temperature / self.energy.data_size if noisy else 0.0
+        runner.set_position(start)
+        runner.set_rates(kernel.step_size, temperature, 1 / (model.prior_scale**2 * self.energy.data_size))
+        runner.set_labels(points.y, points.weights / self.energy.data_size)
+        for _ in range(steps // runner.steps):
+            runner.run_block(points.x.expand(1, runner.steps, *points.x.shape), self.augmentation, randomness)
+        return runner.position()
 
     def transformation(self, count: int, randomness: Randomness) -> Transformation:
         """One drawn augmentation for ``count`` points, or the identity."""
         return _identity if self.augmentation is None else self.augmentation.draw(count, randomness)
+
+
+def chain_augmentation(kernel: AnyKernel, count: int, problem: Problem, randomness: Randomness) -> Transformation:
+    """Drawn afresh at each step; once for a kernel that accepts or rejects, whose potential must not change."""
+    if is_adjusted(kernel):
+        return problem.transformation(count, randomness)
+    return lambda x: problem.transformation(len(x), randomness)(x)
 
 
 class Loss(NamedTuple):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pseudocoresets.accelerated import block_length, default_accelerator
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.devices import resolve_device
@@ -16,6 +19,12 @@ from pseudocoresets.experts.store import Experts, ExpertSettings, ExpertStore
 from pseudocoresets.networks import Network, build_network
 from pseudocoresets.progress import Progress, Silent, task
 from pseudocoresets.seeds import Randomness, derive_seed
+
+if TYPE_CHECKING:
+    from pseudocoresets.accelerated.chains import CapturedChains
+
+IMAGES_PER_BLOCK = 20_000
+"""Images that are augmented at once on the fast path."""
 
 
 def train_experts(
@@ -70,37 +79,70 @@ class _Trainer:
         self._images = data.transform(data.train.images.to(device))
         self._labels = data.train.labels.to(device)
         self._augmentation: Augmentation | None = dsa(data.flippable) if settings.augment else None
-        self.default_population = 1 if device.type == "cpu" else 10
+        self.default_population = 1 if device.type == "cpu" else 4
 
     def train(self, numbers: list[int], progress: Progress) -> list[Tensor]:
         """Trajectories (epochs + 1, parameters) of these experts.
 
-        v <- momentum v + learning_rate grad (mean cross-entropy of a batch),  theta <- theta - v
+        theta <- theta - learning_rate v,  v <- momentum v + grad (mean cross-entropy of a batch)
         """
         seed = self._settings.seed
         theta = torch.stack([self._network.initialise(derive_seed(seed, "expert", n)) for n in numbers]).to(
             self._device
         )
         randomness = Randomness.for_purpose(seed, "expert training", *numbers, device=self._device)
-        velocity = torch.zeros_like(theta)
         snapshots = [theta.cpu()]
-        for epoch in range(self._settings.epochs):
-            for batch in self._batches(len(numbers), randomness):
-                theta, velocity = self._sgd_step(theta, velocity, batch, randomness)
+        epochs = self._captured_epochs(theta, randomness) or self._plain_epochs(theta, randomness)
+        for epoch, theta in enumerate(epochs, 1):
             if not torch.isfinite(theta).all():
                 raise DivergenceError(
-                    f"Expert training diverged in epoch {epoch + 1} at learning rate {self._settings.learning_rate}; "
+                    f"Expert training diverged in epoch {epoch} at learning rate {self._settings.learning_rate}; "
                     "lower it."
                 )
             snapshots.append(theta.cpu())
             progress.advance(len(numbers))
         return list(torch.stack(snapshots, 1))
 
-    def _batches(self, experts: int, randomness: Randomness) -> list[Tensor]:
-        """An order of its own for each expert, as index tensors (experts, batch); the last, smaller batch is kept."""
-        n = len(self._labels)
-        keys = torch.rand(experts, n, generator=randomness.device, device=self._device)
-        return list(keys.argsort(1).split(self._settings.batch_size, 1))
+    def _plain_epochs(self, theta: Tensor, randomness: Randomness) -> Iterator[Tensor]:
+        """The parameters after each epoch."""
+        velocity = torch.zeros_like(theta)
+        for _ in range(self._settings.epochs):
+            for batch in self._batches(len(theta), randomness).unbind(1):
+                theta, velocity = self._sgd_step(theta, velocity, batch, randomness)
+            yield theta
+
+    def _captured_epochs(self, theta: Tensor, randomness: Randomness) -> Iterator[Tensor] | None:
+        """The same on the fast path, or None where it does not apply."""
+        batch = self._settings.batch_size
+        steps = block_length(self._steps_per_epoch, batch * len(theta), IMAGES_PER_BLOCK)
+        runner = default_accelerator().chains_for(
+            self._network, self._device, len(theta), batch, steps, soft=False, shared=False
+        )
+        if runner is None:
+            return None
+        runner.set_position(theta)
+        runner.set_rates(self._settings.learning_rate, 0.0, momentum=self._settings.momentum)
+        return self._run_captured(runner, randomness)
+
+    def _run_captured(self, runner: CapturedChains, randomness: Randomness) -> Iterator[Tensor]:
+        factors = torch.full((self._settings.batch_size,), 1 / self._settings.batch_size, device=self._device)
+        for _ in range(self._settings.epochs):
+            for block in self._batches(runner.chains, randomness).split(runner.steps, 1):
+                runner.set_labels(self._labels[block], factors)
+                runner.run_block(self._images[block], self._augmentation, randomness)
+            yield runner.position()
+
+    @property
+    def _steps_per_epoch(self) -> int:
+        return -(-len(self._labels) // self._settings.batch_size)
+
+    def _batches(self, experts: int, randomness: Randomness) -> Tensor:
+        """An order of its own for each expert, (experts, steps, batch); the last batch is filled up from the first."""
+        keys = torch.rand(experts, len(self._labels), generator=randomness.device, device=self._device)
+        order = keys.argsort(1)
+        wanted = self._steps_per_epoch * self._settings.batch_size
+        repeats = -(-wanted // order.shape[1])
+        return order.repeat(1, repeats)[:, :wanted].view(experts, self._steps_per_epoch, -1)
 
     def _sgd_step(
         self, theta: Tensor, velocity: Tensor, batch: Tensor, randomness: Randomness
@@ -113,8 +155,8 @@ class _Trainer:
         logits = self._network.logits(theta, images)
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten()) * len(theta)
         (gradient,) = torch.autograd.grad(loss, theta)
-        velocity = self._settings.momentum * velocity + self._settings.learning_rate * gradient
-        return theta.detach() - velocity, velocity
+        velocity = self._settings.momentum * velocity + gradient
+        return theta.detach() - self._settings.learning_rate * velocity, velocity
 
 
 def _groups(numbers: list[int], size: int) -> list[list[int]]:

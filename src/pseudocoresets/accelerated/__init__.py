@@ -1,0 +1,106 @@
+"""The fast path on a GPU: what it computes is what the plain path computes, in bfloat16 and in few launches.
+
+It is used where it applies (a CUDA device, Triton, a ConvNet of instance norm, ReLU and average pooling); everywhere
+else the functions here answer None and the plain path runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.networks import Network
+
+if TYPE_CHECKING:
+    from pseudocoresets.accelerated.chains import CapturedChains
+    from pseudocoresets.accelerated.convnet import Layout
+
+__all__ = ["Accelerator", "block_length", "default_accelerator"]
+
+IMAGES_PER_BLOCK = 5000
+STEPS_PER_BLOCK = 50
+PREDICTED_AT_ONCE = 1000
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Accelerator:
+    """Captured chains by shape, made when first needed and used again; ``enabled=False`` always answers None."""
+
+    enabled: bool = True
+    _captured: dict[tuple[object, ...], CapturedChains | None] = field(default_factory=dict)
+
+    def chains_for(
+        self, network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool, shared: bool
+    ) -> CapturedChains | None:
+        """Captured chains of this shape, or None where the fast path does not apply."""
+        if not self.enabled or device.type != "cuda":
+            return None
+        key = (str(network.spec.as_json()), str(device), chains, images, steps, soft, shared)
+        if key not in self._captured:
+            self._captured[key] = _capture(network, device, chains, images, steps, soft, shared)
+        return self._captured[key]
+
+    def probabilities(self, network: Network, thetas: Tensor, inputs: Tensor) -> Tensor | None:
+        """Class probabilities (len(thetas), n, classes) for inputs in model space, or None as above."""
+        layout = _layout(network) if self.enabled and thetas.is_cuda else None
+        if layout is None:
+            return None
+        parts = [torch.stack(list(_probabilities(layout, thetas, part))) for part in inputs.split(PREDICTED_AT_ONCE)]
+        return torch.cat(parts, 1)
+
+
+@cache
+def default_accelerator() -> Accelerator:
+    """One for the process, so that what was captured is used again."""
+    return Accelerator()
+
+
+def block_length(steps: int, images: int, most_images: int = IMAGES_PER_BLOCK) -> int:
+    """Steps to capture as one block: the largest divisor of ``steps`` whose images can be augmented at once."""
+    most = max(1, min(steps, STEPS_PER_BLOCK, most_images // images))
+    return next(length for length in range(most, 0, -1) if steps % length == 0)
+
+
+def _probabilities(layout: Layout, thetas: Tensor, inputs: Tensor) -> Iterator[Tensor]:
+    from pseudocoresets.accelerated.convnet import EnergyGradient
+
+    workspace = EnergyGradient(layout, len(inputs), thetas.device)
+    x = inputs.to(torch.bfloat16, memory_format=torch.channels_last)
+    order = layout.order.to(thetas.device)
+    for theta in thetas:
+        ordered = theta[order]
+        yield workspace.logits(ordered, ordered.bfloat16(), x).softmax(-1)
+
+
+def _capture(
+    network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool, shared: bool
+) -> CapturedChains | None:
+    layout = _layout(network)
+    if layout is None:
+        return None
+    from pseudocoresets.accelerated.chains import CapturedChains
+
+    try:
+        return CapturedChains(layout, network.spec.shape, chains, images, steps, soft, shared, device)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        logger.warning("The fast path could not be captured (%s); the plain path is used.", str(error).split("\n")[0])
+        return None
+
+
+def _layout(network: Network) -> Layout | None:
+    try:
+        from pseudocoresets.accelerated.convnet import layout_of
+    except ImportError:
+        logger.warning("Triton is not installed here, so the plain path is used; it is many times slower.")
+        return None
+    return layout_of(network)

@@ -1,0 +1,177 @@
+"""Many gradient steps in one launch: a block of steps of several chains, captured as one CUDA graph.
+
+Each chain runs on a stream of its own, so that small problems fill the chip side by side. The host only prepares the
+images of a block (augmented all at once) and replays the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.accelerated.convnet import EnergyGradient, Layout
+from pseudocoresets.accelerated.head import update
+from pseudocoresets.data.augmentation import Augmentation
+from pseudocoresets.seeds import Randomness
+
+
+class CapturedChains:
+    """``chains`` parameter sets, and blocks of ``steps`` steps on batches of ``images`` images.
+
+    ``shared``: all chains see the same images (a coreset); otherwise each has its own (experts).
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        image_shape: tuple[int, int, int],
+        chains: int,
+        images: int,
+        steps: int,
+        soft_labels: bool,
+        shared: bool,
+        device: torch.device,
+    ) -> None:
+        self._layout = layout
+        self._order = layout.order.to(device)
+        self._inverse = layout.inverse.to(device)
+        self.chains, self.images, self.steps = chains, images, steps
+        sources = 1 if shared else chains
+        self._theta = torch.zeros(chains, layout.size, device=device)
+        self._velocity = torch.zeros_like(self._theta)
+        self._gradient = torch.zeros_like(self._theta)
+        self._compact = torch.zeros_like(self._theta, dtype=torch.bfloat16)
+        channels, height, width = image_shape
+        self._x = torch.zeros(sources, steps, images, height, width, channels, device=device, dtype=torch.bfloat16)
+        label_shape = (sources, steps, images, layout.classes) if soft_labels else (sources, steps, images)
+        self._y = torch.zeros(label_shape, device=device, dtype=torch.float32 if soft_labels else torch.int64)
+        self._factors = torch.zeros(sources, steps, images, device=device)
+        self.energies = torch.zeros(chains, steps, images, device=device)
+        self._rates = torch.zeros(4, device=device)
+        self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
+        self._workspaces = [EnergyGradient(layout, images, device) for _ in range(chains)]
+        self._streams = [torch.cuda.Stream(device) for _ in range(chains)]
+        self._graph = self._capture()
+
+    def set_position(self, theta: Tensor) -> None:
+        """Where the chains are, (chains, size) in the network's order; velocities start at zero."""
+        self._theta.copy_(theta[:, self._order])
+        self._compact.copy_(self._theta)
+        self._velocity.zero_()
+
+    def position(self) -> Tensor:
+        """A copy of where the chains are, in the network's order."""
+        return self._theta[:, self._inverse]
+
+    def set_rates(self, step_size: float, temperature: float, decay: float = 0.0, momentum: float = 0.0) -> None:
+        """v <- mu v + grad U(theta);  theta <- theta - eta v + sqrt(2 eta T) N(0, I), with the prior as decay.
+
+        Without momentum this is Langevin; without temperature, SGD.
+        """
+        noise = math.sqrt(2 * step_size * temperature)
+        values = torch.tensor([step_size, decay, noise, momentum], pin_memory=True)
+        self._rates.copy_(values, non_blocking=True)
+
+    def set_labels(self, y: Tensor, factors: Tensor) -> None:
+        """Labels and factors w_i / n, broadcast over steps where they have none."""
+        self._y.copy_(y.expand_as(self._y))
+        self._factors.copy_(factors.expand_as(self._factors))
+
+    def run_block(self, x: Tensor, augmentation: Augmentation | None, randomness: Randomness) -> None:
+        """Take ``steps`` steps on images (sources, steps, images, channels, height, width)."""
+        self._fill(x, augmentation, randomness)
+        self._seeds.fill_(randomness.host.getrandbits(62))
+        self._graph.replay()
+
+    def _fill(self, x: Tensor, augmentation: Augmentation | None, randomness: Randomness) -> None:
+        """One kind of augmentation a step; all steps of one kind are done together."""
+        if augmentation is not None:
+            kinds = [randomness.host.choice(augmentation.kinds) for _ in range(self.steps)]
+            x = _augment_steps(x, kinds, randomness)
+        self._x.copy_(x.movedim(3, -1))
+
+    def _steps_of(self, chain: int) -> None:
+        source = chain if len(self._x) > 1 else 0
+        for step in range(self.steps):
+            self._workspaces[chain].accumulate(
+                self._theta[chain],
+                self._compact[chain],
+                self._x[source, step].movedim(-1, 1),
+                self._y[source, step],
+                self._factors[source, step],
+                self._gradient[chain],
+                self.energies[chain, step],
+            )
+            update(
+                self._theta[chain],
+                self._velocity[chain],
+                self._gradient[chain],
+                self._compact[chain],
+                self._rates,
+                self._seeds,
+                step * self.chains + chain,
+            )
+
+    def _all_steps(self) -> None:
+        main = torch.cuda.current_stream()
+        for stream in self._streams:
+            stream.wait_stream(main)
+        for chain, stream in enumerate(self._streams):
+            with torch.cuda.stream(stream):
+                self._steps_of(chain)
+        for stream in self._streams:
+            main.wait_stream(stream)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        with _cudnn_benchmark(), torch.no_grad():
+            warm_up = torch.cuda.Stream()
+            warm_up.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(warm_up):
+                self._all_steps()
+            torch.cuda.current_stream().wait_stream(warm_up)
+            torch.cuda.synchronize()
+            self._gradient.zero_()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._all_steps()
+        return graph
+
+
+def _augment_steps(x: Tensor, kinds: list[str], randomness: Randomness) -> Tensor:
+    """``kinds[t]`` applied to x[:, t]; images (sources, steps, images, channels, height, width)."""
+    positions = sorted(range(len(kinds)), key=lambda step: kinds[step])
+    inverse = sorted(range(len(kinds)), key=lambda place: positions[place])
+    if x.stride(1) != 0:
+        x = x[:, _index(positions, x.device)]
+    done, start = [], 0
+    for kind, count in _runs([kinds[step] for step in positions]):
+        part = x[:, start : start + count]
+        flat = part.flatten(0, 2)
+        transformed = Augmentation.draw_kind(kind, len(flat), randomness.device)(flat)
+        done.append(transformed.view(part.shape))
+        start += count
+    return torch.cat(done, 1)[:, _index(inverse, x.device)]
+
+
+def _index(values: list[int], device: torch.device) -> Tensor:
+    """A list of indices on the device, without waiting for it."""
+    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+def _runs(kinds: list[str]) -> Iterator[tuple[str, int]]:
+    for kind in dict.fromkeys(kinds):
+        yield kind, kinds.count(kind)
+
+
+class _cudnn_benchmark:  # noqa: N801
+    """Let cuDNN try its algorithms for the shapes within the block."""
+
+    def __enter__(self) -> None:
+        self._before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True
+
+    def __exit__(self, *_: object) -> None:
+        torch.backends.cudnn.benchmark = self._before

@@ -1,0 +1,166 @@
+"""Triton kernels for the classifier, its cross-entropy and the update of the parameters.
+
+For image i with features h_i, labels y_i (a distribution) and factor s_i = w_i / n:
+
+    l = W h_i + b,   p = softmax(l),   e_i = - s_i sum_c y_ic log p_c
+    dl = s_i (p sum_c y_ic - y_i),   dh_i = W^T dl,   dW = sum_i dl h_i^T,   db = sum_i dl
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE_VALUES = 8192
+
+
+@triton.jit
+def _classify(
+    features,
+    weight,
+    bias,
+    labels,
+    factors,
+    energies,
+    dlogits,
+    dfeatures,
+    size: tl.constexpr,
+    classes: tl.constexpr,
+    padded: tl.constexpr,
+    chunk: tl.constexpr,
+    soft: tl.constexpr,
+):
+    image = tl.program_id(0)
+    c = tl.arange(0, padded)
+    real = c < classes
+    logits = tl.load(bias + c, mask=real, other=0.0)
+    for start in range(0, size, chunk):
+        f = start + tl.arange(0, chunk)
+        mask = f < size
+        h = tl.load(features + image * size + f, mask=mask, other=0.0).to(tl.float32)
+        w = tl.load(weight + c[:, None] * size + f[None, :], mask=real[:, None] & mask[None, :], other=0.0)
+        logits += tl.sum(w.to(tl.float32) * h[None, :], 1)
+    logits = tl.where(real, logits, float("-inf"))
+    shifted = logits - tl.max(logits, 0)
+    log_total = tl.log(tl.sum(tl.exp(shifted), 0))
+    log_p = tl.where(real, shifted - log_total, 0.0)
+    if soft:
+        y = tl.load(labels + image * classes + c, mask=real, other=0.0)
+    else:
+        y = (c == tl.load(labels + image)).to(tl.float32)
+    factor = tl.load(factors + image)
+    tl.store(energies + image, -factor * tl.sum(y * log_p, 0))
+    p = tl.where(real, tl.exp(log_p), 0.0)
+    dl = factor * (p * tl.sum(y, 0) - y)
+    tl.store(dlogits + image * padded + c, dl)
+    for start in range(0, size, chunk):
+        f = start + tl.arange(0, chunk)
+        mask = f < size
+        w = tl.load(weight + c[:, None] * size + f[None, :], mask=real[:, None] & mask[None, :], other=0.0)
+        dh = tl.sum(w.to(tl.float32) * dl[:, None], 0)
+        tl.store(dfeatures + image * size + f, dh.to(dfeatures.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _classifier_gradient(
+    features,
+    dlogits,
+    dweight,
+    dbias,
+    images,
+    size: tl.constexpr,
+    classes: tl.constexpr,
+    padded: tl.constexpr,
+    columns: tl.constexpr,
+    rows: tl.constexpr,
+):
+    f = tl.program_id(0) * columns + tl.arange(0, columns)
+    c = tl.arange(0, padded)
+    total = tl.zeros((padded, columns), dtype=tl.float32)
+    total_bias = tl.zeros((padded,), dtype=tl.float32)
+    for start in range(0, images, rows):
+        i = start + tl.arange(0, rows)
+        dl = tl.load(dlogits + i[None, :] * padded + c[:, None], mask=i[None, :] < images, other=0.0)
+        h = tl.load(
+            features + i[:, None] * size + f[None, :], mask=(i[:, None] < images) & (f[None, :] < size), other=0.0
+        )
+        total += tl.dot(dl, h.to(tl.float32), input_precision="ieee")
+        total_bias += tl.sum(dl, 1)
+    mask = (c[:, None] < classes) & (f[None, :] < size)
+    tl.store(dweight + c[:, None] * size + f[None, :], total, mask=mask)
+    if tl.program_id(0) == 0:
+        tl.store(dbias + c, total_bias, mask=c < classes)
+
+
+@triton.jit
+def _update(
+    theta,
+    velocity,
+    gradient,
+    compact,
+    rates,
+    seeds,
+    stream,
+    size,
+    block: tl.constexpr,
+):
+    """v <- mu v + grad + decay theta;  theta <- theta - eta v + noise N(0, 1);  the gradient is then cleared."""
+    index = tl.program_id(0) * block + tl.arange(0, block)
+    mask = index < size
+    position = tl.load(theta + index, mask=mask, other=0.0)
+    slope = tl.load(gradient + index, mask=mask, other=0.0) + tl.load(rates + 1) * position
+    slope += tl.load(rates + 3) * tl.load(velocity + index, mask=mask, other=0.0)
+    noise = tl.randn(tl.load(seeds) + stream, index)
+    position += tl.load(rates + 2) * noise - tl.load(rates) * slope
+    tl.store(theta + index, position, mask=mask)
+    tl.store(velocity + index, slope, mask=mask)
+    tl.store(compact + index, position.to(compact.dtype.element_ty), mask=mask)
+    tl.store(gradient + index, tl.zeros((block,), dtype=tl.float32), mask=mask)
+
+
+def classify(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    labels: Tensor,
+    factors: Tensor,
+    energies: Tensor,
+    dlogits: Tensor,
+    dfeatures: Tensor,
+) -> None:
+    """Write energies e_i, dl and dh for features (m, size); ``dlogits`` is (m, padded classes)."""
+    classes, size = weight.shape
+    padded = dlogits.shape[1]
+    _classify[(len(features),)](
+        features, weight, bias, labels, factors, energies, dlogits, dfeatures,
+        size, classes, padded, min(triton.next_power_of_2(size), TILE_VALUES // padded),
+        labels.is_floating_point(), num_warps=4,
+    )  # fmt: skip
+
+
+def classifier_gradient(features: Tensor, dlogits: Tensor, dweight: Tensor, dbias: Tensor) -> None:
+    """Write dW and db."""
+    images, size = features.shape
+    columns = 64
+    _classifier_gradient[(triton.cdiv(size, columns),)](
+        features, dlogits, dweight, dbias, images, size, len(dbias), dlogits.shape[1], columns, 32, num_warps=4
+    )
+
+
+def update(
+    theta: Tensor, velocity: Tensor, gradient: Tensor, compact: Tensor, rates: Tensor, seeds: Tensor, stream: int
+) -> None:
+    """One step of the parameters; ``rates`` holds (eta, decay, noise, mu) and ``seeds`` one integer, on the device.
+
+    ``stream`` tells the steps that share a seed apart; ``compact`` gets the new parameters in the network's precision.
+    """
+    block = 1024
+    size = theta.numel()
+    _update[(triton.cdiv(size, block),)](
+        theta, velocity, gradient, compact, rates, seeds, stream, size, block, num_warps=4
+    )
+
+
+def padded_classes(classes: int) -> int:
+    return int(max(16, triton.next_power_of_2(classes)))
