@@ -20,8 +20,9 @@ import torch
 from conftest import Invoke
 from pseudocoresets import files
 from pseudocoresets.cli import build_app
-from pseudocoresets.construct import Construction, _Learner
+from pseudocoresets.construct import Construction
 from pseudocoresets.coreset import Coreset
+from pseudocoresets.divergences import ContrastiveDivergence
 from pseudocoresets.kernels import Langevin
 
 ITERATIONS = 120
@@ -173,15 +174,15 @@ def test_killed_at_the_worst_moments(
     assert_same_files(tmp_path, undisturbed)
 
 
-def count_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    steps: list[int] = []
-    whole = _Learner.step
+def count_steps(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    steps: list[Any] = []
+    whole = ContrastiveDivergence.loss
 
-    def step(self: Any, *rest: Any) -> None:
-        whole(self, *rest)
-        steps.append(self.iteration)
+    def loss(self: ContrastiveDivergence, *rest: Any) -> Any:
+        steps.append(self)
+        return whole(self, *rest)
 
-    monkeypatch.setattr(_Learner, "step", step)
+    monkeypatch.setattr(ContrastiveDivergence, "loss", loss)
     return steps
 
 

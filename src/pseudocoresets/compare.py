@@ -16,9 +16,10 @@ from pseudocoresets.errors import PseudocoresetsError
 from pseudocoresets.evaluation import METRICS, Summary
 from pseudocoresets.evaluation.paper import paper_figure
 from pseudocoresets.experts import Experts
-from pseudocoresets.files import make_folder, read_json, write_json
+from pseudocoresets.files import make_folder, read_json, require_writable_folder, write_json
 from pseudocoresets.pipeline import Plan, experts_for, judge, judge_control, make_coreset, write_log
 from pseudocoresets.progress import Progress, Silent
+from pseudocoresets.selection import require_class_size
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,13 @@ def run_comparison(
 
     A method that fails is a row that says why; the others go on.
     """
-    folder = make_folder(folder)
+    folder = Path(folder)
+    require_writable_folder(folder)
     device = resolve_device(device)
     progress = progress or Silent()
     plan = next(iter(plans.values()))
     data = load_dataset(plan.dataset, data_dir)
+    require_class_size(data.train, plan.construction.ipc)
     experts = experts_for(plan, data, experts_dir or folder / "experts", device, progress)
     runner = _CellRunner(folder, data, experts, device, progress)
     control = [runner.control(_seeded(plan, seed), seed) for seed in seeds]
