@@ -1,0 +1,83 @@
+"""What every construction is given: a model, its full data and, at a stated price, a Gaussian near its posterior."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pseudocoresets.errors import InputError
+from pseudocoresets.posterior.approximation import fit_gaussian
+from pseudocoresets.posterior.gaussian import Gaussian
+from pseudocoresets.posterior.models import SmoothModel
+from pseudocoresets.posterior.points import FullData, WeightedPoints
+
+
+@dataclass(frozen=True)
+class PosteriorProblem:
+    """A model and the full data."""
+
+    model: SmoothModel
+    data: FullData
+
+    @property
+    def data_size(self) -> int:
+        return len(self.data)
+
+    @cached_property
+    def _timed_approximation(self) -> tuple[Gaussian, float]:
+        began = time.perf_counter()
+        approximation = fit_gaussian(self.model, self.data)
+        return approximation, time.perf_counter() - began
+
+    @property
+    def approximation(self) -> Gaussian:
+        """The Gaussian nearest to the full posterior; some ten passes over the data, made once."""
+        return self._timed_approximation[0]
+
+    @property
+    def approximation_seconds(self) -> float:
+        """What :attr:`approximation` cost; it belongs to the price of every method that uses it."""
+        return self._timed_approximation[1]
+
+
+class Method(Protocol):
+    """A way to build a coreset."""
+
+    synthetic: ClassVar[bool]
+    """Whether its points are pseudo-points rather than points of the data."""
+    uses_approximation: ClassVar[bool]
+    """Whether it needs :attr:`PosteriorProblem.approximation`."""
+
+    def build(self, problem: PosteriorProblem, size: int, seed: int = 0) -> WeightedPoints: ...
+
+
+def check_size(data_size: int, size: int) -> None:
+    if not 1 <= size <= data_size:
+        raise InputError(f"A coreset of {data_size} points must have between 1 and {data_size} of them; got {size}.")
+
+
+def draw_indices(data_size: int, size: int, seed: int) -> Tensor:
+    """``size`` different positions, uniformly; a smaller draw with the same seed is the beginning of a larger one."""
+    check_size(data_size, size)
+    stream = np.random.RandomState(seed % 2**32)
+    chosen: dict[int, None] = {}
+    while len(chosen) < size:
+        chosen[int(stream.randint(data_size))] = None
+        if 2 * len(chosen) > data_size:
+            rest = np.setdiff1d(np.arange(data_size), np.fromiter(chosen, int))
+            chosen.update(dict.fromkeys(stream.permutation(rest)[: size - len(chosen)].tolist()))
+    return torch.as_tensor(list(chosen))
+
+
+def uniform_points(problem: PosteriorProblem, size: int, seed: int) -> WeightedPoints:
+    """A uniform subsample, each point with the weight n / m."""
+    indices = draw_indices(problem.data_size, size, seed)
+    x, y = problem.data.rows(indices)
+    weights = torch.full((size,), problem.data_size / size, dtype=x.dtype)
+    return WeightedPoints(x, y, weights, indices)
