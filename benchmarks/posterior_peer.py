@@ -6,8 +6,8 @@
 package is installed. The peer's projectors follow its own examples: samples of the Laplace approximation of the full
 posterior for its Hilbert coresets ("optimal"), samples of the coreset's posterior for sparse VI and pseudo-coresets,
 100 optimisation steps with the step sizes 1 / (1 + i). Both sides are timed with everything they need, approximations
-of the posterior included, and both are scored by KL(full || coreset): in closed form for the Gaussian mean; for logistic
-regression between the Gaussian fits of a long NUTS run on the full data and of the coreset's posterior.
+of the posterior included, and both are scored by KL(full || coreset): in closed form for the Gaussian mean; for
+logistic regression between the Gaussian fits of a long NUTS run on the full data and of the coreset's posterior.
 """
 
 from __future__ import annotations

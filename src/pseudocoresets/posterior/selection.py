@@ -294,15 +294,17 @@ class WeightSearch:
 
 
 def forward_kl_weights(problem: PosteriorProblem, points: WeightedPoints, iterations: int = 200) -> WeightedPoints:
-    """The weights, between 0 and n (or where they start), that minimise KL(q || pi_w) for the Gaussian q nearest to the full posterior.
+    """The weights that minimise KL(q || pi_w), for the Gaussian q nearest to the full posterior.
 
-    The divergence is convex in w, with the gradient E_{pi_w}[f_i] - E_q[f_i]; L-BFGS with bounds, the best point kept.
+    They stay between 0 and n, or where they start. The divergence is convex in w, with the gradient
+    E_{pi_w}[f_i] - E_q[f_i]; L-BFGS with bounds, of which the best point is kept.
     """
     from scipy.optimize import minimize
 
     loss = ForwardKLLoss(problem.model, problem.approximation)
     scale = problem.data_size / len(points)
 
+    start = (points.weights / scale).numpy()
     best = (math.inf, start)
 
     def value_and_gradient(vector: np.ndarray) -> tuple[float, np.ndarray]:
@@ -316,7 +318,6 @@ def forward_kl_weights(problem: PosteriorProblem, points: WeightedPoints, iterat
         best = min(best, (float(value.detach()), vector.copy()), key=lambda pair: pair[0])
         return float(value.detach()), gradient.numpy() * scale
 
-    start = (points.weights / scale).numpy()
     bounds = [(0.0, max(float(len(points)), weight)) for weight in start]
     options = {"maxiter": iterations, "ftol": 1e-12}
     minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
