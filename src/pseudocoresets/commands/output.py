@@ -13,7 +13,7 @@ from rich.table import Table
 
 from pseudocoresets.evaluation import METRICS
 
-WIDTH_WITHOUT_TERMINAL = 110
+WIDTH_WITHOUT_TERMINAL = 120
 TITLES = {"accuracy": "accuracy %", "nll": "NLL", "ece": "ECE", "brier": "Brier"}
 
 
