@@ -86,7 +86,7 @@ def test_the_dataset_is_an_ordinary_one(coreset: pc.Coreset) -> None:
 @given(seed=st.integers(0, 1000), whiten=st.booleans(), count=st.integers(1, 5))
 @settings(max_examples=20, deadline=None)
 def test_the_transform_takes_bytes_and_floats_and_leads_back(seed: int, whiten: bool, count: int) -> None:
-    """Whitening is held in float32 (1e-7) and has a condition below 100, over 64 pixels: the way back errs by < 1e-3."""
+    """Whitening, in float32 (1e-7), has a condition below 100 over 64 pixels: the way back errs by less than 1e-3."""
     data = pc.load_dataset("digits", whiten=whiten)
     pixels = torch.randint(0, 256, (count, 1, 8, 8), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
     images = data.transform(pixels)
@@ -146,7 +146,13 @@ def plain_accuracy(path: Path, digits: Dataset, seed: int) -> float:
 def test_an_ordinary_module_reaches_the_accuracy_of_the_point_protocol(coreset_file: Path, digits: Dataset) -> None:
     """Five ordinary trainings and five point runs differ by less than three deviations of a difference of means."""
     samples = pc.sample_posterior(
-        pc.Coreset.load(coreset_file), start="point", chains=5, steps=150, samples=1, step_size=0.05, augment=False
+        pc.Coreset.load(coreset_file),
+        start="point",
+        chains=5,
+        steps=150,
+        samples=1,
+        point_learning_rate=0.05,
+        augment=False,
     )
     point = pc.evaluate(samples, digits.test).accuracy
     plain = Summary(tuple(plain_accuracy(coreset_file, digits, seed) for seed in range(5)))

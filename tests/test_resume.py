@@ -49,8 +49,9 @@ def undisturbed(experts_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def call(command: list[str]) -> None:
-    with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
-        build_app()(command, standalone_mode=False)
+    with redirect_stderr(io.StringIO()) as errors, redirect_stdout(io.StringIO()):
+        status = build_app()(command, standalone_mode=False)
+    assert not status, errors.getvalue()
 
 
 def in_a_fork(target: Callable[[], None]) -> Any:

@@ -204,7 +204,9 @@ def _run_chains(posterior: _Posterior, positions: Tensor, bar: Progress) -> Tens
     """Kept positions (chains, samples, size) of the chosen sampler."""
     settings = posterior.settings
     if settings.sampler == NUTS:
-        return _run_nuts(posterior, positions)
+        kept = _run_nuts(posterior, positions)
+        bar.advance(settings.steps)
+        return kept
     if settings.sampler == "langevin" and settings.schedule == "constant":
         temperature = settings.temperature / posterior.energy.data_size
         found = posterior.captured_run(
