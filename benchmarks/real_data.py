@@ -2,7 +2,7 @@
 
 A bug in a reader, in the whitening or in the augmentation would show here.
 
-    python benchmarks/real_data.py --data-dir .data --out benchmarks/results/real_data.json mnist fashion-mnist svhn cifar10
+    python benchmarks/real_data.py --data-dir .data --out results/real_data.json mnist fashion-mnist svhn cifar10
 
 An existing output file is added to, so that the sets can be run one after another.
 """
@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 import torch
-from provenance import provenance
 
+from provenance import provenance
 from pseudocoresets.data import Dataset, load_dataset
 from pseudocoresets.devices import resolve_device
 from pseudocoresets.experts import Experts, train_experts
@@ -43,9 +43,7 @@ def measure(name: str, data_dir: Path, epochs: int, device: torch.device) -> dic
     experts: Experts = train_experts(data, NETWORK, count=1, epochs=epochs, device=device)
     seconds = time.monotonic() - began
     reported = [epoch for epoch in REPORTED_EPOCHS if epoch <= epochs]
-    by_epoch = {
-        str(epoch): accuracy(experts.network, experts.snapshot(0, epoch), data, device) for epoch in reported
-    }
+    by_epoch = {str(epoch): accuracy(experts.network, experts.snapshot(0, epoch), data, device) for epoch in reported}
     return {
         "test_accuracy": accuracy(experts.network, experts.snapshot(0, epochs), data, device),
         "wanted": WANTED.get(name),

@@ -17,6 +17,8 @@ from pseudocoresets.accelerated.head import update
 from pseudocoresets.data.augmentation import Augmentation
 from pseudocoresets.seeds import Randomness
 
+ROW_ALIGNMENT = 64
+
 
 class CapturedChains:
     """``chains`` parameter sets, and blocks of ``steps`` steps on batches of ``images`` images.
@@ -40,10 +42,10 @@ class CapturedChains:
         self._inverse = layout.inverse.to(device)
         self.chains, self.images, self.steps = chains, images, steps
         sources = 1 if shared else chains
-        self._theta = torch.zeros(chains, layout.size, device=device)
-        self._velocity = torch.zeros_like(self._theta)
-        self._gradient = torch.zeros_like(self._theta)
-        self._compact = torch.zeros_like(self._theta, dtype=torch.bfloat16)
+        self._theta = _aligned_rows(chains, layout.size, device, torch.float32)
+        self._velocity = _aligned_rows(chains, layout.size, device, torch.float32)
+        self._gradient = _aligned_rows(chains, layout.size, device, torch.float32)
+        self._compact = _aligned_rows(chains, layout.size, device, torch.bfloat16)
         channels, height, width = image_shape
         self._x = torch.zeros(sources, steps, images, height, width, channels, device=device, dtype=torch.bfloat16)
         label_shape = (sources, steps, images, layout.classes) if soft_labels else (sources, steps, images)
@@ -93,9 +95,9 @@ class CapturedChains:
             x = _augment_steps(x, kinds, randomness)
         self._x.copy_(x.movedim(3, -1))
 
-    def _steps_of(self, chain: int) -> None:
+    def _steps_of(self, chain: int, steps: int) -> None:
         source = chain if len(self._x) > 1 else 0
-        for step in range(self.steps):
+        for step in range(steps):
             self._workspaces[chain].accumulate(
                 self._theta[chain],
                 self._compact[chain],
@@ -121,16 +123,18 @@ class CapturedChains:
             stream.wait_stream(main)
         for chain, stream in enumerate(self._streams):
             with torch.cuda.stream(stream):
-                self._steps_of(chain)
+                self._steps_of(chain, self.steps)
         for stream in self._streams:
             main.wait_stream(stream)
 
     def _capture(self) -> torch.cuda.CUDAGraph:
+        """Warm up one chain after another, so that cuDNN times its algorithms undisturbed; capture them together."""
         with _cudnn_benchmark(), torch.no_grad():
             warm_up = torch.cuda.Stream()
             warm_up.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(warm_up):
-                self._all_steps()
+                for chain in range(self.chains):
+                    self._steps_of(chain, 1)
             torch.cuda.current_stream().wait_stream(warm_up)
             torch.cuda.synchronize()
             self._gradient.zero_()
@@ -138,6 +142,12 @@ class CapturedChains:
             with torch.cuda.graph(graph):
                 self._all_steps()
         return graph
+
+
+def _aligned_rows(rows: int, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Zeros (rows, size) with aligned rows; cuDNN's fast convolutions need that of their weights."""
+    padded = -(-size // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    return torch.zeros(rows, padded, device=device, dtype=dtype)[:, :size]
 
 
 def _augment_steps(x: Tensor, kinds: list[str], randomness: Randomness) -> Tensor:
