@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from pseudocoresets.accelerated import set_precision
 from pseudocoresets.commands.bench import bench
 from pseudocoresets.commands.compare import compare
 from pseudocoresets.commands.construct import construct
 from pseudocoresets.commands.data import data_app
 from pseudocoresets.commands.evaluate import evaluate
 from pseudocoresets.commands.experts import experts
+from pseudocoresets.commands.posterior import posterior
 from pseudocoresets.commands.report import report
 from pseudocoresets.commands.run import run
 from pseudocoresets.commands.show import show
@@ -49,13 +51,22 @@ def build_app() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    for command in (run, experts, construct, evaluate, compare, show, report, bench):
+    app.callback()(guarded(_settings))
+    for command in (run, experts, construct, evaluate, compare, show, report, posterior, bench):
         app.command(command.__name__)(guarded(command))
     for entry in data_app.registered_commands:
         if entry.callback is not None:
             entry.callback = guarded(entry.callback)
     app.add_typer(data_app, name="data")
     return app
+
+
+def _settings(
+    precision: Annotated[
+        str, typer.Option("--precision", help="auto (bfloat16 and CUDA graphs on a GPU) or float32 (the plain path).")
+    ] = "auto",
+) -> None:
+    set_precision(precision)
 
 
 def main() -> None:

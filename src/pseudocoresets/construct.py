@@ -18,7 +18,7 @@ from torch import Tensor
 from pseudocoresets.coreset import Coreset, require_same_shape
 from pseudocoresets.data.augmentation import dsa
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.devices import PeakMemory, resolve_device
+from pseudocoresets.devices import PeakMemory, device_memory_error, resolve_device
 from pseudocoresets.divergences import METHODS, Method, Points, Problem, RealData
 from pseudocoresets.energy import Classifier, Energy, uniform_weights
 from pseudocoresets.errors import DivergenceError, FileFormatError, InputError
@@ -31,6 +31,8 @@ from pseudocoresets.selection import SELECTIONS
 
 CHECK_INTERVAL = 10
 CHECKPOINT_SECONDS = 5.0
+SMALLEST_EXTRA = 1e-8
+"""Numbers that a method learns stay positive."""
 DIVERGED_ENERGY = 1e4
 """Energy per datum (nats) above which a construction is called diverged; a uniform guess has log(classes)."""
 
@@ -48,7 +50,8 @@ class ConstructionSettings:
     weights: str = "full"
     """``full``: weights sum to the size of the full data; ``unit``: each point counts once, as the paper prints."""
     learn_labels: bool = False
-    learn_weights: bool = False
+    learn_weights: bool | None = None
+    """None: as the method has it, which is no for all but PSVI."""
     label_learning_rate: float = 1.0
     weight_learning_rate: float = 0.1
     temperature: float = 1.0
@@ -262,7 +265,7 @@ class Learner:
         if settings.learn_labels:
             self._leaves["label_logits"] = _label_logits(start).to(device)
             rates["label_logits"] = settings.label_learning_rate
-        if settings.learn_weights:
+        if _learns_weights(method, settings):
             self._leaves["weight_logits"] = start.weights.clamp_min(1e-12).log().to(device)
             rates["weight_logits"] = settings.weight_learning_rate
         for name, extra in method.extras().items():
@@ -292,10 +295,17 @@ class Learner:
         self._optimiser.zero_grad()
         loss.value.backward()
         self._optimiser.step()
+        self._keep_extras_positive()
         self.iteration += 1
         terms = {"loss": loss.value.detach()} | dict(loss.terms)
         self._record_names = list(terms)
         self._pending.append(torch.stack([value.to(torch.float64) for value in terms.values()]))
+
+    def _keep_extras_positive(self) -> None:
+        with torch.no_grad():
+            for name, leaf in self._leaves.items():
+                if name.startswith("extra."):
+                    leaf.clamp_(min=SMALLEST_EXTRA)
 
     def check(self) -> None:
         """Bring the pending records to the host and stop if the energy left what is sensible."""
@@ -449,6 +459,11 @@ def _learn(
             learner.return_to_sound()
             keeper.save(learner)
             raise
+        except torch.OutOfMemoryError as error:
+            learner.return_to_sound()
+            keeper.save(learner)
+            advice = "lower --ipc, the chains or the steps of the method; the same command goes on from its checkpoint"
+            raise device_memory_error(f"an iteration of '{name}'", advice, error) from None
         keeper.save(learner)
 
 
@@ -467,6 +482,12 @@ def _divergence_advice(learner: Learner, settings: ConstructionSettings, name: s
         f"The energy diverged by iteration {learner.iteration} of '{name}'; lower the learning rate of the images "
         f"(now {settings.learning_rate:g}) or the step size of the chain."
     )
+
+
+def _learns_weights(method: Method, settings: ConstructionSettings) -> bool:
+    if settings.learn_weights is None:
+        return bool(getattr(method, "learns_weights", False))
+    return settings.learn_weights
 
 
 def _label_logits(start: Coreset) -> Tensor:

@@ -7,7 +7,7 @@ from types import TracebackType
 
 import torch
 
-from pseudocoresets.errors import InputError
+from pseudocoresets.errors import DeviceMemoryError, InputError
 
 
 def resolve_device(device: str | torch.device = "auto") -> torch.device:
@@ -46,3 +46,14 @@ class PeakMemory:
             self.bytes = torch.cuda.max_memory_allocated(self._device)
         else:
             self.bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def device_memory_error(doing: str, advice: str, error: torch.OutOfMemoryError) -> DeviceMemoryError:
+    """What was asked for, what there is, and what to change, in one sentence."""
+    figures = ""
+    if torch.cuda.is_available():
+        free, total = (value / 2**30 for value in torch.cuda.mem_get_info())
+        held = torch.cuda.memory_allocated() / 2**30
+        figures = f" ({held:.1f} GiB held here, {free:.1f} GiB free of {total:.1f} GiB)"
+    asked = str(error).split(". ")[0]
+    return DeviceMemoryError(f"The device has too little memory for {doing}{figures}; {advice}. [{asked}]")

@@ -19,7 +19,7 @@ from pseudocoresets.accelerated import block_length, default_accelerator
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.data.transforms import InputTransform
-from pseudocoresets.devices import resolve_device
+from pseudocoresets.devices import device_memory_error, resolve_device
 from pseudocoresets.energy import Classifier, Energy, FunctionTarget
 from pseudocoresets.errors import DivergenceError, InputError
 from pseudocoresets.experts import Experts
@@ -97,10 +97,18 @@ class PosteriorSamples:
         flat = self.parameters.flatten(0, 1)
         transform = self.transform.to(flat.device)
         with torch.no_grad():
-            parts = [
-                self._probabilities(flat, transform(chunk.to(flat.device))) for chunk in images.split(PREDICTED_AT_ONCE)
-            ]
+            parts = [self._predict_batch(flat, chunk, transform) for chunk in images.split(PREDICTED_AT_ONCE)]
         return torch.cat(parts, 1).unflatten(0, (chains, samples))
+
+    def _predict_batch(self, parameters: Tensor, images: Tensor, transform: InputTransform) -> Tensor:
+        """Probabilities (parameters, images, classes); a batch that the device cannot hold is halved."""
+        try:
+            return self._probabilities(parameters, transform(images.to(parameters.device)))
+        except torch.OutOfMemoryError as error:
+            if len(images) == 1:
+                raise device_memory_error("predicting one image", "use fewer chains or samples", error) from None
+        halves = images.chunk(2)
+        return torch.cat([self._predict_batch(parameters, half, transform) for half in halves], 1)
 
     def _probabilities(self, parameters: Tensor, inputs: Tensor) -> Tensor:
         fast = default_accelerator().probabilities(self.network, parameters, inputs)

@@ -15,17 +15,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pseudocoresets.errors import InputError
 from pseudocoresets.networks import Network
 
 if TYPE_CHECKING:
     from pseudocoresets.accelerated.chains import CapturedChains
-    from pseudocoresets.accelerated.convnet import Layout
+    from pseudocoresets.accelerated.convnet import EnergyGradient, Layout
 
-__all__ = ["Accelerator", "block_length", "default_accelerator"]
+__all__ = ["Accelerator", "block_length", "default_accelerator", "set_precision"]
 
 IMAGES_PER_BLOCK = 5000
 STEPS_PER_BLOCK = 50
 PREDICTED_AT_ONCE = 1000
+PRECISIONS = ("auto", "float32")
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ class Accelerator:
 
     enabled: bool = True
     _captured: dict[tuple[object, ...], CapturedChains | None] = field(default_factory=dict)
+    _workspaces: dict[tuple[object, ...], EnergyGradient] = field(default_factory=dict)
 
     def chains_for(
         self, network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool, shared: bool
@@ -47,6 +50,25 @@ class Accelerator:
         if key not in self._captured:
             self._captured[key] = _capture(network, device, chains, images, steps, soft, shared)
         return self._captured[key]
+
+    def energies(self, network: Network, thetas: Tensor, x: Tensor, y: Tensor, factors: Tensor) -> Tensor | None:
+        """sum_i factors_i cross-entropy_i for each parameter set, differentiable in ``x``; None as above.
+
+        Labels or factors that want a gradient are left to the plain path.
+        """
+        if not self.enabled or not thetas.is_cuda or y.requires_grad or factors.requires_grad:
+            return None
+        layout = _layout(network)
+        if layout is None:
+            return None
+        from pseudocoresets.accelerated.convnet import EnergyGradient
+        from pseudocoresets.accelerated.energies import ImageEnergies
+
+        key = (str(network.spec.as_json()), str(x.device), len(x))
+        if key not in self._workspaces:
+            self._workspaces[key] = EnergyGradient(layout, len(x), x.device)
+        energies: Tensor = ImageEnergies.apply(x, thetas.detach(), y, factors, layout, self._workspaces[key])
+        return energies
 
     def probabilities(self, network: Network, thetas: Tensor, inputs: Tensor) -> Tensor | None:
         """Class probabilities (len(thetas), n, classes) for inputs in model space, or None as above."""
@@ -61,6 +83,13 @@ class Accelerator:
 def default_accelerator() -> Accelerator:
     """One for the process, so that what was captured is used again."""
     return Accelerator()
+
+
+def set_precision(precision: str) -> None:
+    """``auto``: bfloat16 and captured graphs on a GPU; ``float32``: the plain path everywhere."""
+    if precision not in PRECISIONS:
+        raise InputError(f"The precision must be one of {', '.join(PRECISIONS)}; got '{precision}'.")
+    default_accelerator().enabled = precision == "auto"
 
 
 def block_length(steps: int, images: int, most_images: int = IMAGES_PER_BLOCK) -> int:

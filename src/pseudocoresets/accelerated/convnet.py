@@ -107,22 +107,24 @@ class EnergyGradient:
     def accumulate(
         self, theta: Tensor, compact: Tensor, x: Tensor, y: Tensor, factors: Tensor, gradient: Tensor, energies: Tensor
     ) -> None:
-        """Add the gradient to ``gradient``, which is zero in the norm parameters and the first weights.
+        """Add the gradient in the parameters to ``gradient``, which is zero before.
 
         ``theta`` float32 and ``compact`` bfloat16 are the same parameters in the kernels' order; ``x`` is bfloat16,
         channels last; ``energies`` (m,) gets s_i cross-entropy_i.
         """
-        self._forward(theta, compact, x)
+        features = self._classify(theta, compact, x, y, factors, energies)
         layout = self.layout
-        weight = compact[layout.classifier_weight].view(layout.classes, layout.features)
-        features = self._pooled[-1].view(len(x), layout.features)
-        head.classify(
-            features, weight, theta[layout.classifier_bias], y, factors, energies, self._dlogits, self._dfeatures
-        )
         head.classifier_gradient(
             features, self._dlogits, gradient[layout.classifier_weight], gradient[layout.classifier_bias]
         )
-        self._backward(theta, compact, x, gradient)
+        self._backward(theta, compact, x, gradient, of_weights=True)
+
+    def input_gradient(
+        self, theta: Tensor, compact: Tensor, x: Tensor, y: Tensor, factors: Tensor, energies: Tensor
+    ) -> Tensor:
+        """The gradient of sum_i s_i cross-entropy_i in the images (m, channels, height, width)."""
+        self._classify(theta, compact, x, y, factors, energies)
+        return self._backward(theta, compact, x, torch.zeros_like(theta), of_weights=False)
 
     def logits(self, theta: Tensor, compact: Tensor, x: Tensor) -> Tensor:
         """Class scores (m, classes), float32."""
@@ -131,6 +133,18 @@ class EnergyGradient:
         weight = compact[layout.classifier_weight].view(layout.classes, layout.features)
         scores = self._pooled[-1].view(len(x), layout.features) @ weight.T
         return scores.float() + theta[layout.classifier_bias]
+
+    def _classify(
+        self, theta: Tensor, compact: Tensor, x: Tensor, y: Tensor, factors: Tensor, energies: Tensor
+    ) -> Tensor:
+        """Forward, the energies, and the gradients at the classifier; returns the features (m, size)."""
+        self._forward(theta, compact, x)
+        layout = self.layout
+        weight = compact[layout.classifier_weight].view(layout.classes, layout.features)
+        features = self._pooled[-1].view(len(x), layout.features)
+        bias = theta[layout.classifier_bias]
+        head.classify(features, weight, bias, y, factors, energies, self._dlogits, self._dfeatures)
+        return features
 
     def _forward(self, theta: Tensor, compact: Tensor, x: Tensor) -> None:
         for number, block in enumerate(self.layout.blocks):
@@ -144,36 +158,34 @@ class EnergyGradient:
                 self._convolved[number] = z
             blocks.norm_relu_pool(z, theta[block.gamma], theta[block.beta], self._pooled[number])
 
-    def _backward(self, theta: Tensor, compact: Tensor, x: Tensor, gradient: Tensor) -> None:
+    def _backward(self, theta: Tensor, compact: Tensor, x: Tensor, gradient: Tensor, of_weights: bool) -> Tensor:
+        """Down through the blocks, adding to ``gradient``; returns the gradient in the images if not ``of_weights``."""
         incoming = self._dfeatures.view(self._pooled[-1].shape)
         for number in reversed(range(len(self.layout.blocks))):
             block, dz = self.layout.blocks[number], self._dconvolved[number]
-            blocks.norm_relu_pool_backward(
-                self._convolved[number],
-                theta[block.gamma],
-                theta[block.beta],
-                incoming,
-                dz,
-                gradient[block.gamma],
-                gradient[block.beta],
-            )
-            if number == 0:
+            gamma, beta = theta[block.gamma], theta[block.beta]
+            dgamma, dbeta = gradient[block.gamma], gradient[block.beta]
+            blocks.norm_relu_pool_backward(self._convolved[number], gamma, beta, incoming, dz, dgamma, dbeta)
+            if number == 0 and of_weights:
                 blocks.first_convolution_weight_gradient(x, dz, gradient[block.weight], block.padding)
-                return
-            incoming, dweight, _ = torch.ops.aten.convolution_backward(
-                dz,
-                self._pooled[number - 1],
-                _kernel(compact, block),
-                None,
-                [1, 1],
-                [1, 1],
-                [1, 1],
-                False,
-                [0, 0],
-                1,
-                [True, True, False],
-            )
-            gradient[block.weight].view(block.channels, 3, 3, block.inputs).copy_(dweight.permute(0, 2, 3, 1))
+                return incoming
+            below = x if number == 0 else self._pooled[number - 1]
+            incoming, dweight = _convolution_backward(dz, below, _kernel(compact, block), block.padding, of_weights)
+            if of_weights:
+                gradient[block.weight].view(block.channels, 3, 3, block.inputs).copy_(dweight.permute(0, 2, 3, 1))
+        return incoming
+
+
+def _convolution_backward(
+    dz: Tensor, below: Tensor, weight: Tensor, padding: int, of_weights: bool
+) -> tuple[Tensor, Tensor]:
+    """cuDNN's gradients of a 3x3 convolution in its input and, if wanted, its weight."""
+    ones, zeros = [1, 1], [0, 0]
+    wanted = [True, of_weights, False]
+    dinput, dweight, _ = torch.ops.aten.convolution_backward(
+        dz, below, weight, None, ones, [padding, padding], ones, False, zeros, 1, wanted
+    )
+    return dinput, dweight
 
 
 def _kernel(compact: Tensor, block: Block) -> Tensor:

@@ -88,7 +88,7 @@ def phase_difference(
 ) -> Loss:
     """mean_j E(x, theta+_j) - mean_j E(x, theta-_j), per datum, both under the same augmentation of x."""
     x = problem.transformation(len(points.x), randomness)(points.x)
-    energies = problem.energy.per_datum(torch.cat([positive, negative]).detach(), x, points.y, points.weights)
+    energies = problem.energies(torch.cat([positive, negative]).detach(), x, points)
     up, down = energies[: len(positive)].mean(), energies[len(positive) :].mean()
     return Loss(up - down, {"positive": up.detach(), "negative": down.detach()})
 

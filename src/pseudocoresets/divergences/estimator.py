@@ -138,15 +138,13 @@ def covariance_loss(
     fixed = points.detached()
     with torch.no_grad():
         seen = apply(fixed.x)
-        energies = torch.cat(
-            [problem.energy.per_datum(group, seen, fixed.y, fixed.weights) for group in samples.split(at_once)]
-        )
+        energies = torch.cat([problem.energies(group, seen, fixed) for group in samples.split(at_once)])
     gap = energies - real_energies
     centred = (gap - gap.mean()) / (len(samples) - 1)
     gatherer = GradientGatherer(points)
     for group, residual in zip(samples.split(at_once), centred.split(at_once), strict=True):
         seen = apply(gatherer.points.x)
-        mine = problem.energy.per_datum(group, seen, gatherer.points.y, gatherer.points.weights)
+        mine = problem.energies(group, seen, gatherer.points)
         gatherer.add(scale * (residual * mine).sum())
     value = gatherer.total(value=scale / 2 * gap.var())
     return Loss(value, {"core": energies.mean(), "real": real_energies.mean()})

@@ -73,6 +73,15 @@ class Problem:
     augmentation: Augmentation | None = None
     accelerator: Accelerator = field(default_factory=default_accelerator)
 
+    def energies(self, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
+        """E(x, theta_j) / n for each parameter set, with the labels and weights of ``points``."""
+        model, data_size = self.energy.model, self.energy.data_size
+        if isinstance(model, Classifier):
+            fast = self.accelerator.energies(model.network, thetas, x, points.y, points.weights / data_size)
+            if fast is not None:
+                return fast
+        return self.energy.per_datum(thetas, x, points.y, points.weights)
+
     def run_chain(
         self, kernel: AnyKernel, start: Tensor, points: Points, steps: int, randomness: Randomness, noisy: bool = True
     ) -> Tensor:

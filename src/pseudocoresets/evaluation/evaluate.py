@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from pseudocoresets.data.dataset import Split
+from pseudocoresets.evaluation.diagnostics import Diagnostics, function_space_diagnostics
 from pseudocoresets.evaluation.metrics import (
     METRICS,
     Reliability,
@@ -51,6 +52,8 @@ class EvaluationReport:
     reliability: Reliability
     protocol: str
     posterior: Mapping[str, Any]
+    diagnostics: Diagnostics | None = None
+    """Whether the chains agree, in function space; None for a protocol without chains."""
 
     def as_json(self) -> dict[str, Any]:
         metrics = {name: getattr(self, name).as_json() for name in METRICS}
@@ -59,6 +62,7 @@ class EvaluationReport:
             "ensemble": dict(self.ensemble),
             "reliability": self.reliability.as_json(),
             "posterior": dict(self.posterior),
+            "diagnostics": None if self.diagnostics is None else self.diagnostics.as_json(),
         }
 
 
@@ -71,11 +75,14 @@ def evaluate(samples: PosteriorSamples, split: Split) -> EvaluationReport:
 def pooled(reports: Sequence[EvaluationReport]) -> EvaluationReport:
     """Several evaluations of the same kind as one: all runs together, averages of what belongs to each alone."""
     first = reports[0]
-    summaries = {
-        name: Summary(tuple(value for report in reports for value in getattr(report, name).values)) for name in METRICS
-    }
+    accuracy, nll, ece, brier = (
+        Summary(tuple(value for report in reports for value in getattr(report, name).values)) for name in METRICS
+    )
     return EvaluationReport(
-        **summaries,
+        accuracy,
+        nll,
+        ece,
+        brier,
         ensemble={name: statistics.fmean(report.ensemble[name] for report in reports) for name in METRICS},
         reliability=pooled_reliability([report.reliability for report in reports]),
         protocol=first.protocol,
@@ -88,11 +95,15 @@ def score(probabilities: Tensor, labels: Tensor, protocol: str, posterior: Mappi
     labels = labels.to(probabilities.device)
     per_chain = [all_metrics(chain.mean(0), labels) for chain in probabilities]
     together = probabilities.flatten(0, 1).mean(0)
-    summaries = {name: Summary(tuple(run[name] for run in per_chain)) for name in METRICS}
+    accuracy, nll, ece, brier = (Summary(tuple(run[name] for run in per_chain)) for name in METRICS)
     return EvaluationReport(
-        **summaries,
+        accuracy,
+        nll,
+        ece,
+        brier,
         ensemble=all_metrics(together, labels),
         reliability=reliability(together, labels),
         protocol=protocol,
         posterior=posterior,
+        diagnostics=None if protocol == "point" else function_space_diagnostics(probabilities.cpu()),
     )

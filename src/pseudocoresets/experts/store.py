@@ -91,11 +91,10 @@ class Experts:
         last = last if latest_start is None else min(last, latest_start)
         picks = [(randomness.host.randrange(len(self)), randomness.host.randint(0, last)) for _ in range(count)]
         device = randomness.device.device
-        start = torch.stack([self.snapshot(expert, epoch) for expert, epoch in picks]).to(device)
+        start = _on_device([self.snapshot(expert, epoch) for expert, epoch in picks], device)
         if ahead == 0:
             return Draw(start, start)
-        later = torch.stack([self.snapshot(expert, epoch + ahead) for expert, epoch in picks]).to(device)
-        return Draw(start, later)
+        return Draw(start, _on_device([self.snapshot(expert, epoch + ahead) for expert, epoch in picks], device))
 
 
 class StoredTrajectory:
@@ -214,6 +213,14 @@ def require_experts_for(experts: Experts, dataset: str, spec: NetworkSpec | None
             f"These experts are of the network {_describe(experts.network.spec)}, not {_describe(spec)}; "
             "give the folder of experts of that network, or leave --network out."
         )
+
+
+def _on_device(snapshots: list[Tensor], device: torch.device) -> Tensor:
+    """Snapshots as one tensor on the device; the copy to a GPU goes on while the host does something else."""
+    stacked = torch.stack(snapshots)
+    if device.type == "cuda" and not stacked.is_cuda:
+        return stacked.pin_memory().to(device, non_blocking=True)
+    return stacked.to(device)
 
 
 def _describe(spec: NetworkSpec) -> str:

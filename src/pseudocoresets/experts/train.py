@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from pseudocoresets.accelerated import block_length, default_accelerator
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.devices import resolve_device
+from pseudocoresets.devices import device_memory_error, resolve_device
 from pseudocoresets.errors import DivergenceError, InputError
 from pseudocoresets.experts.store import Experts, ExpertSettings, ExpertStore
 from pseudocoresets.networks import Network, build_network
@@ -62,7 +62,7 @@ def train_experts(
         trainer = _Trainer(data, network, settings, resolve_device(device))
         with task(progress or Silent(), f"experts on {data.name}", len(todo) * epochs) as shown:
             for numbers in _groups(todo, population or trainer.default_population):
-                for number, trajectory in zip(numbers, trainer.train(numbers, shown), strict=True):
+                for number, trajectory in zip(numbers, trainer.train_in_parts(numbers, shown), strict=True):
                     keep(number, trajectory)
     if store is not None:
         return store.experts(count)
@@ -80,6 +80,17 @@ class _Trainer:
         self._labels = data.train.labels.to(device)
         self._augmentation: Augmentation | None = dsa(data.flippable) if settings.augment else None
         self.default_population = 1 if device.type == "cpu" else 4
+
+    def train_in_parts(self, numbers: list[int], progress: Progress) -> list[Tensor]:
+        """Train these side by side, or in halves if the device cannot hold so many."""
+        try:
+            return self.train(numbers, progress)
+        except torch.OutOfMemoryError as error:
+            if len(numbers) == 1:
+                advice = "lower the batch size or choose a smaller network"
+                raise device_memory_error("training one expert", advice, error) from None
+        middle = len(numbers) // 2
+        return self.train_in_parts(numbers[:middle], progress) + self.train_in_parts(numbers[middle:], progress)
 
     def train(self, numbers: list[int], progress: Progress) -> list[Tensor]:
         """Trajectories (epochs + 1, parameters) of these experts.
