@@ -92,7 +92,7 @@ class CapturedChains:
         """One kind of augmentation a step; all steps of one kind are done together."""
         if augmentation is not None:
             kinds = [randomness.host.choice(augmentation.kinds) for _ in range(self.steps)]
-            x = _augment_steps(x, kinds, randomness)
+            x = augment_steps(x, kinds, randomness)
         self._x.copy_(x.movedim(3, -1))
 
     def _steps_of(self, chain: int, steps: int) -> None:
@@ -150,7 +150,7 @@ def _aligned_rows(rows: int, size: int, device: torch.device, dtype: torch.dtype
     return torch.zeros(rows, padded, device=device, dtype=dtype)[:, :size]
 
 
-def _augment_steps(x: Tensor, kinds: list[str], randomness: Randomness) -> Tensor:
+def augment_steps(x: Tensor, kinds: list[str], randomness: Randomness) -> Tensor:
     """``kinds[t]`` applied to x[:, t]; images (sources, steps, images, channels, height, width)."""
     positions = sorted(range(len(kinds)), key=lambda step: kinds[step])
     inverse = sorted(range(len(kinds)), key=lambda place: positions[place])
