@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from provenance import provenance
-
 from pseudocoresets.accelerated import set_precision
 from pseudocoresets.construct import ConstructionSettings, run_construction
 from pseudocoresets.data import Dataset, load_dataset

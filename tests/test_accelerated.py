@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -13,31 +12,24 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
 from pseudocoresets.accelerated import Accelerator, block_length, default_accelerator, set_precision
-from pseudocoresets.construct import ConstructionSettings, real_coreset, run_construction
+from pseudocoresets.construct import ConstructionSettings, run_construction
 from pseudocoresets.data import Dataset, load_dataset
-from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.divergences import ContrastiveDivergence, Points, Problem
-from pseudocoresets.energy import Classifier, Energy, uniform_weights
 from pseudocoresets.errors import DeviceMemoryError, InputError
 from pseudocoresets.experts import train_experts
 from pseudocoresets.inference import PosteriorSamples, SamplingSettings
-from pseudocoresets.kernels import Langevin
-from pseudocoresets.networks import Network, build_network
+from pseudocoresets.networks import build_network
 from pseudocoresets.seeds import Randomness
 
 FLOAT32_ROUNDING = 1e-5
 """Relative; the sums have some ten thousand terms of rounding error 6e-8 each."""
-BFLOAT16_GRADIENT = 0.1
-"""Relative: bfloat16 keeps 8 bits, and autograd in bfloat16 itself is 0.06 to 0.08 away from float32 here."""
 STANDARD_ERRORS = 4
 
 needs_triton = pytest.mark.skipif(
     sys.platform != "linux", reason="Triton, which interprets the kernels, is installed on Linux only"
 )
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 @pytest.fixture(scope="module")
@@ -175,106 +167,3 @@ def test_a_construction_without_memory_keeps_its_checkpoint(digits: Dataset, tmp
     made = run_construction(digits, experts, "cd", Hungry(ahead=1, steps=2), settings, checkpoint=path, device="cpu")
     assert len(made.history) == 50
     assert Hungry.calls == -1000 + 30
-
-
-class TestOnGpu:
-    """By ``make test-gpu`` on a machine with a CUDA device."""
-
-    pytestmark = gpu
-
-    @pytest.fixture
-    def network(self) -> Network:
-        return build_network("convnet:depth=3,width=128", (3, 32, 32), 10)
-
-    @pytest.fixture
-    def points(self) -> Points:
-        generator = torch.Generator("cuda").manual_seed(0)
-        x = torch.randn(20, 3, 32, 32, generator=generator, device="cuda")
-        return Points(x, torch.arange(20, device="cuda") % 10, uniform_weights(20, 1000, "cuda"))
-
-    @staticmethod
-    def problem(network: Network, enabled: bool, augmentation: Augmentation | None) -> Problem:
-        energy = Energy(Classifier(network), data_size=1000)
-        return Problem(energy, augmentation=augmentation, accelerator=Accelerator(enabled))
-
-    def test_image_gradients_agree_to_rounding(self, network: Network, points: Points) -> None:
-        thetas = network.initialise(0, 3, "cuda")
-        gradients = []
-        for enabled in (False, True):
-            x = points.x.clone().requires_grad_()
-            energies = self.problem(network, enabled, None).energies(thetas, x, points)
-            weights = torch.tensor([1.0, -0.5, 2.0], device="cuda")
-            gradients.append(torch.autograd.grad((weights * energies).sum(), x)[0])
-        plain, fast = gradients
-        assert (fast - plain).norm() / plain.norm() < BFLOAT16_GRADIENT
-
-    def test_one_noiseless_step_agrees_to_rounding(self, network: Network, points: Points) -> None:
-        start = network.initialise(0, 2, "cuda")
-        moves = []
-        for enabled in (False, True):
-            problem = self.problem(network, enabled, None)
-            randomness = Randomness.for_purpose(0, "step", device="cuda")
-            moves.append(problem.run_chain(Langevin(0.1), start, points, 1, randomness, noisy=False) - start)
-        plain, fast = moves
-        assert (fast - plain).norm() / plain.norm() < BFLOAT16_GRADIENT
-
-    def test_noise_has_the_kernels_deviation(self, network: Network, points: Points) -> None:
-        start = network.initialise(0, 4, "cuda")
-        problem = self.problem(network, True, None)
-        ends = [
-            problem.run_chain(
-                Langevin(0.01), start, points, 1, Randomness.for_purpose(0, "noise", device="cuda"), noisy=noisy
-            )
-            for noisy in (True, False)
-        ]
-        noise = (ends[0] - ends[1]) / math.sqrt(2 * 0.01 / 1000)
-        count = noise.numel()
-        assert abs(float(noise.mean())) < STANDARD_ERRORS / math.sqrt(count)
-        assert abs(float(noise.std()) - 1) < STANDARD_ERRORS / math.sqrt(2 * count)
-        assert abs(float((noise[0] * noise[1]).mean())) < STANDARD_ERRORS / math.sqrt(network.size)
-
-    def test_chain_statistics_agree_within_monte_carlo_error(self, network: Network, points: Points) -> None:
-        """Energy on the points after 60 augmented steps, over 16 chains each way."""
-        start = network.initialise(3, device="cuda").expand(16, -1).contiguous()
-        found = []
-        for enabled in (False, True):
-            problem = self.problem(network, enabled, dsa(flippable=True))
-            randomness = Randomness.for_purpose(1, "chain", enabled, device="cuda")
-            ends = torch.cat(
-                [problem.run_chain(Langevin(0.05), part, points, 60, randomness) for part in start.split(4)]
-            )
-            with torch.no_grad():
-                found.append(self.problem(network, False, None).energies(ends, points.x, points))
-        plain, fast = found
-        error = math.sqrt(float(plain.var() + fast.var()) / 16)
-        # Chains of one population share their augmentations, so that 4 populations, not 16 chains, are independent.
-        assert abs(float(plain.mean() - fast.mean())) < STANDARD_ERRORS * 2 * error
-
-    def test_predictions_agree(self, network: Network, points: Points) -> None:
-        thetas = network.initialise(0, 2, "cuda")
-        fast = Accelerator().probabilities(network, thetas, points.x)
-        assert fast is not None
-        with torch.no_grad():
-            plain = torch.stack([F.softmax(network.logits(theta, points.x), -1) for theta in thetas])
-        assert (fast - plain).abs().max() < 0.02
-
-    def test_experts_learn_the_same(self, digits: Dataset) -> None:
-        accuracies = []
-        for precision in ("float32", "auto"):
-            set_precision(precision)
-            network = build_network("convnet:width=32", digits.shape, 10)
-            experts = train_experts(digits, network, 2, epochs=15, batch_size=32, momentum=0.9, device="cuda")
-            inputs = digits.transform(digits.test.images)
-            for expert in range(2):
-                predicted = network.logits(experts.snapshot(expert, -1), inputs).argmax(-1)
-                accuracies.append(float((predicted == digits.test.labels).float().mean()))
-        assert min(accuracies) > 0.95, accuracies
-
-    def test_a_coreset_is_constructed(self, digits: Dataset) -> None:
-        experts = train_experts(digits, "convnet", 2, epochs=4, batch_size=32, device="cuda")
-        made = run_construction(
-            digits, experts, "cd", ContrastiveDivergence(ahead=2, steps=20), ConstructionSettings(iterations=20)
-        )
-        control = real_coreset(digits, ConstructionSettings(), experts.network.spec, "cd")
-        assert not torch.equal(made.coreset.images, control.images)
-        assert all(math.isfinite(row["loss"]) for row in made.history)

@@ -8,6 +8,7 @@ the measured bandwidth; both ceilings are measured first.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import tempfile
 import time
@@ -26,12 +27,13 @@ from pseudocoresets.data.transforms import fit_normalisation
 from pseudocoresets.devices import PeakMemory, resolve_device
 from pseudocoresets.divergences import ContrastiveDivergence, Problem
 from pseudocoresets.energy import Classifier, Energy
-from pseudocoresets.experts import Experts, ExpertSettings, train_experts
+from pseudocoresets.experts import Experts, ExpertSettings, ExpertStore, train_experts
 from pseudocoresets.inference import sample_posterior
 from pseudocoresets.networks import Network, build_network
 from pseudocoresets.seeds import Randomness
 
 WARM_UP_ITERATIONS = 3
+STORED_EPOCHS = 50
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class _Bench:
         self._data = _synthetic(scale)
         self._network = build_network(scale.network, scale.shape, 10)
         self._flops, self._bandwidth = _matrix_rate(device), _copy_rate(device)
+        self._expert_rate = math.nan
 
     def ceilings(self) -> Iterator[Measurement]:
         yield Measurement("ceiling: matrix product", "TFLOP/s", self._flops / 1e12)
@@ -147,7 +150,7 @@ class _Bench:
                 self._data, self._network, 4, epochs=epochs, batch_size=batch, population=4, device=self._device
             )
             self._wait()
-        rate = 4 * epochs * scale.train_images / (time.monotonic() - began)
+        rate = self._expert_rate = 4 * epochs * scale.train_images / (time.monotonic() - began)
         reference = batch / (self._median(self._reference(batch, 10), 5) / 10 * 1e-3)
         return Measurement(
             "experts, with augmentation",
@@ -181,43 +184,41 @@ class _Bench:
         return Measurement(what, "ms", ours, None, floor, memory.bytes, warm_up)
 
     def snapshots(self) -> Iterator[Measurement]:
-        """What storing an expert and drawing from the store cost."""
+        """What drawing from a store costs an iteration, and what storing costs expert training, in percent."""
         with tempfile.TemporaryDirectory() as folder:
-            experts = train_experts(
-                self._data,
-                self._network,
-                2,
-                epochs=1,
-                out=folder,
-                batch_size=self._scale.expert_batch,
-                device=self._device,
-            )
-            randomness = Randomness.for_purpose(0, "bench draws", device=self._device)
-            yield Measurement(
-                "drawing a pair of snapshots from a store",
-                "ms",
-                self._median(lambda: experts.draw(1, None, 1, randomness), self._scale.iterations),
-            )
+            store = ExpertStore.create_or_open(folder, self._network, "bench", ExpertSettings(epochs=STORED_EPOCHS))
+            trajectory = self._network.initialise(0, STORED_EPOCHS + 1)
+            began = time.monotonic()
+            store.add(0, trajectory)
+            storing = time.monotonic() - began
+            resident = self._random_experts(self._device)
+            times = [
+                self._median(self._iteration(1, 1, self._scale.steps, experts), 2 * self._scale.iterations)
+                for experts in (resident, store.experts())
+            ]
+        yield Measurement("drawing from a store, of an iteration", "%", 100 * (times[1] / times[0] - 1))
         snapshot = self._network.initialise(0, device=self._device)
+        copying = 1e-3 * self._median(lambda: snapshot.cpu(), self._scale.iterations) * (STORED_EPOCHS + 1)
+        training = STORED_EPOCHS * self._scale.train_images / self._expert_rate
         yield Measurement(
-            "bringing a snapshot to the host", "ms", self._median(lambda: snapshot.cpu(), self._scale.iterations)
+            f"storing {STORED_EPOCHS} epochs, of their training", "%", 100 * (storing + copying) / training
         )
 
-    def _iteration(self, ipc: int, chains: int, steps: int) -> Callable[[], None]:
+    def _iteration(self, ipc: int, chains: int, steps: int, experts: Experts | None = None) -> Callable[[], None]:
         settings = ConstructionSettings(ipc=ipc, learning_rate=1e-3)
         method = ContrastiveDivergence(ahead=1, latest_start=None, chains=chains, steps=steps)
         start = real_coreset(self._data, settings, self._network.spec, "cd")
         learner = Learner(start, method, settings, self._device)
         problem = Problem(
             Energy(Classifier(self._network), self._scale.train_images),
-            experts=self._random_experts(),
+            experts=experts or self._random_experts(),
             augmentation=dsa(flippable=True),
         )
         randomness = Randomness.for_purpose(0, "bench", device=self._device)
         return lambda: learner.step(method, problem, randomness)
 
-    def _random_experts(self) -> Experts:
-        trajectories = [self._network.initialise(number, 3) for number in range(3)]
+    def _random_experts(self, device: str | torch.device = "cpu") -> Experts:
+        trajectories = [self._network.initialise(number, 3, device) for number in range(3)]
         return Experts(self._network, "bench", ExpertSettings(epochs=2), trajectories)
 
     def _reference(self, images: int, steps: int) -> Callable[[], None]:
