@@ -57,6 +57,7 @@ def evaluate(
         sampler=sampler,
         preset=preset,
         seed=seed,
+        construction={"weights": coreset.configuration.get("settings", {}).get("weights", "full")},
         sampling=o.given(chains=chains, steps=sampling_steps, temperature=temperature, prior_scale=prior_scale),
     )
     if not plan.dataset.startswith(FOLDER_PREFIX):

@@ -24,7 +24,10 @@ Protocol = Annotated[str, typer.Option("--protocol", help="cold, point or expert
 Chains = Annotated[int | None, typer.Option("--chains", help="Independent posterior chains.")]
 SamplingSteps = Annotated[int | None, typer.Option("--sampling-steps", help="Steps of each posterior chain.")]
 Temperature = Annotated[
-    float | None, typer.Option("--temperature", help="Posterior temperature; 1 is Bayes, less is colder.")
+    float | None,
+    typer.Option(
+        "--temperature", help="Posterior temperature in construction and sampling; 1 is Bayes, less is colder."
+    ),
 ]
 PriorScale = Annotated[float | None, typer.Option("--prior-scale", help="Standard deviation of the Gaussian prior.")]
 Iterations = Annotated[int | None, typer.Option("--iterations", help="Iterations of the construction.")]
@@ -36,7 +39,18 @@ CheckpointSeconds = Annotated[
     float, typer.Option("--checkpoint-seconds", help="Time between two checkpoints, from which a killed run goes on.")
 ]
 LearnLabels = Annotated[bool, typer.Option("--learn-labels", help="Learn soft labels too.")]
-LearnWeights = Annotated[bool, typer.Option("--learn-weights", help="Learn the weights of the points too.")]
+LearnWeights = Annotated[
+    bool | None,
+    typer.Option("--learn-weights/--keep-weights", help="Learn the points' weights; default: only psvi does."),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option("--weights", help="full: weights sum to the size of the full data; unit: each point counts once."),
+]
+ConstructionTemperature = Annotated[
+    float | None,
+    typer.Option("--construction-temperature", help="Temperature in the construction, if not that of --temperature."),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 PresetName = Annotated[str, typer.Option("--preset", help="quick or paper: where settings not given here come from.")]
@@ -52,6 +66,14 @@ def parse_settings(items: list[str] | None) -> dict[str, Any]:
             raise InputError(f"Options of a method are written --set NAME=VALUE; got '{item}'.")
         parsed[key] = _value(value)
     return parsed
+
+
+def posterior(
+    temperature: float | None, construction_temperature: float | None, prior_scale: float | None, weights: str | None
+) -> dict[str, Any]:
+    """What the user said of the posterior, as settings of the construction; sampling has its own."""
+    own = temperature if construction_temperature is None else construction_temperature
+    return given(temperature=own, prior_scale=prior_scale, weights=weights)
 
 
 def given(**settings: Any) -> dict[str, Any]:

@@ -55,7 +55,13 @@ def make_plan(
         expert_count=chosen.expert_count if expert_count is None else expert_count,
         experts=ExpertSettings(**{**chosen.experts, **(experts or {}), "seed": seed}),
         construction=ConstructionSettings(
-            **{**chosen.construction, **initialisation, **(construction or {}), "ipc": ipc, "seed": seed}
+            **{
+                **chosen.construction_for(method),
+                **initialisation,
+                **(construction or {}),
+                "ipc": ipc,
+                "seed": seed,
+            }
         ),
         sampling=SamplingSettings(**{**chosen.sampling, **(sampling or {}), "sampler": sampler, "seed": seed}),
         method_options=options,
