@@ -1,0 +1,247 @@
+"""The documentation: its examples run, its commands and links exist, nothing is left out."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from safetensors.torch import load_file
+
+import pseudocoresets as pc
+from pseudocoresets.cli import build_app
+from pseudocoresets.construct import ConstructionSettings, run_construction
+from pseudocoresets.data import DATASETS
+from pseudocoresets.divergences import METHODS
+from pseudocoresets.kernels import KERNELS
+from pseudocoresets.networks import NETWORKS
+from pseudocoresets.registry import Registry
+from pseudocoresets.selection import SELECTIONS
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHELL_LANGUAGES = ("", "bash", "console", "sh", "shell")
+REGISTRIES: tuple[Registry[Any], ...] = (METHODS, KERNELS, NETWORKS, DATASETS)
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def python_blocks(page: Path) -> list[str]:
+    return [body for language, body in FENCE.findall(page.read_text()) if language == "python"]
+
+
+def shell_lines(page: Path) -> Iterator[str]:
+    """Lines of unnamed and shell blocks, fenced or indented, that call ``bpc``; continued lines are joined."""
+    text = page.read_text()
+    bodies = [body for language, body in FENCE.findall(text) if language in SHELL_LANGUAGES]
+    bodies += re.findall(r"^ {4}(\S.*)$", FENCE.sub("", text), re.MULTILINE)
+    for body in bodies:
+        for line in body.replace("\\\n", " ").splitlines():
+            plain = line.strip().removeprefix("$ ")
+            if plain.startswith("bpc "):
+                yield plain
+
+
+def mentions(page: Path) -> Iterator[str]:
+    """Commands and parts of commands in running text: `bpc construct`, `bpc run --json`."""
+    for line in FENCE.sub("", page.read_text()).splitlines():
+        if not line.startswith("    "):
+            yield from re.findall(r"`(bpc(?: [^`]+)?)`", line)
+
+
+def walk(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that the words name, and what is left of them."""
+    command: Any = typer.main.get_command(build_app())
+    while words and hasattr(command, "commands"):
+        if words[0].startswith("-"):
+            options = known_options(command)
+            assert words[0] in options, f"{words[0]} is not an option before a command: {sorted(options)}"
+            words = words[2:]
+            continue
+        assert words[0] in command.commands, f"there is no command '{words[0]}': {sorted(command.commands)}"
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def known_options(command: Any) -> set[str]:
+    return {"--help"} | {name for entry in command.params for name in (*entry.opts, *entry.secondary_opts)}
+
+
+def parse(line: str) -> None:
+    """The command line is parsed as a whole: options, their values, what is required."""
+    command, words = walk(shlex.split(line, comments=True)[1:])
+    if not hasattr(command, "commands"):
+        command.make_context("bpc", list(words))
+
+
+@pytest.fixture
+def registries_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in REGISTRIES:
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+
+
+@pytest.fixture
+def extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registries_as_they_were: None) -> dict[str, Any]:
+    """What the page on extending defines, run from top to bottom in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in python_blocks(DOCS / "extending.md"):
+        exec(compile(block, "docs/extending.md", "exec"), names)
+    return names
+
+
+def test_the_parts_that_the_page_on_extending_adds_work(extended: dict[str, Any]) -> None:
+    method, data, experts = extended["FisherDivergence"](), extended["data"], extended["experts"]
+    assert METHODS["fisher"] is extended["FisherDivergence"]
+    assert torch.equal(extended["coreset"].images, extended["same"].images)
+    settings = ConstructionSettings(ipc=1, iterations=100, learning_rate=10.0)
+    made = run_construction(data, experts, "fisher", method, settings, device="cpu")
+    accuracy = [
+        pc.evaluate(
+            pc.sample_posterior(coreset, steps=200, step_size=0.2, temperature=0.1, device="cpu"), data.test
+        ).accuracy.mean
+        for coreset in (made.initial, made.coreset)
+    ]
+    assert accuracy[1] > accuracy[0] + 0.1
+
+    # 200 independent chains: a mean has the error sqrt(1 / 200), a variance sqrt(2 / 200); four of them.
+    ends = extended["chain"].kept[-1]
+    assert ends.mean(0).abs().max() < 4 * (1 / 200) ** 0.5
+    assert (ends.var(0) - 1).abs().max() < 4 * (2 / 200) ** 0.5
+    assert 0.1 < float(extended["chain"].acceptance.mean()) < 0.4
+
+    assert extended["scores"].shape == (3, 497, 10)
+    assert pc.load_dataset("even-digits").classes == extended["evens"].classes == ("0", "2", "4", "6", "8")
+
+
+def test_the_method_example_is_short() -> None:
+    (block,) = (block for block in python_blocks(DOCS / "extending.md") if "METHODS.add" in block)
+    body = block[block.index("@dataclass") :]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 22
+
+
+def test_the_readme_shows_how_to_use_a_coreset(coreset_file: Path, digits: pc.Dataset) -> None:
+    (block,) = (block for block in python_blocks(ROOT / "README.md") if "DataLoader" in block)
+    names: dict[str, Any] = {"images": digits.test.images}
+    exec(block.replace("runs/demo/coreset.safetensors", str(coreset_file)), names)
+    images, labels = next(iter(names["loader"]))
+    assert images.shape == (10, 1, 8, 8)
+    assert sorted(labels.tolist()) == list(range(10))
+    assert torch.equal(names["inputs"], digits.transform(digits.test.images))
+
+
+def test_plain_pytorch_on_a_coreset_as_the_quick_start_shows(coreset_file: Path, digits: pc.Dataset) -> None:
+    (block,) = (block for block in python_blocks(DOCS / "quickstart.md") if "optimiser" in block)
+    names: dict[str, Any] = {}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        exec(block.replace("digits.safetensors", str(coreset_file)), names)
+    assert float((names["predicted"] == digits.test.labels).float().mean()) > 0.5
+
+
+def test_a_coreset_file_opens_without_the_library(coreset_file: Path, coreset: pc.Coreset) -> None:
+    (block,) = (block for block in python_blocks(DOCS / "files.md") if "safe_open" in block)
+    names: dict[str, Any] = {}
+    exec(block.replace('"coreset.safetensors"', repr(str(coreset_file))), names)
+    torch.testing.assert_close(names["pixels"], coreset.to_pixels())
+    page = (DOCS / "files.md").read_text()
+    tensors = load_file(coreset_file)
+    assert [key for key in (*names["document"], *tensors) if f"`{key}`" not in page] == []
+
+
+@each_page
+def test_every_python_block_compiles(page: Path) -> None:
+    for block in python_blocks(page):
+        compile(block, str(page), "exec")
+
+
+@each_page
+def test_every_command_line_can_be_parsed(page: Path) -> None:
+    for line in shell_lines(page):
+        try:
+            parse(line)
+        except Exception as error:
+            pytest.fail(f"{page.name}: '{line}': {getattr(error, 'message', error)}")
+
+
+@each_page
+def test_every_command_in_the_text_exists(page: Path) -> None:
+    for mention in mentions(page):
+        command, words = walk(mention.split()[1:])
+        unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - known_options(command)
+        assert not unknown, f"{page.name}: '{mention}' has unknown options {unknown}"
+
+
+def test_the_checks_above_find_mistakes(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("`bpc construkt` and `bpc run --ipcs 1`\n\n    bpc show\n    $ bpc run --ipc one\n")
+    first, second = mentions(page)
+    with pytest.raises(AssertionError, match="no command 'construkt'"):
+        walk(first.split()[1:])
+    assert "--ipcs" not in known_options(walk(second.split()[1:])[0])
+    lines = list(shell_lines(page))
+    assert lines == ["bpc show", "bpc run --ipc one"]
+    for line, complaint in zip(lines, ("coreset_file", "valid integer"), strict=True):
+        with pytest.raises(Exception, match=complaint):
+            parse(line)
+
+
+def test_the_readme_lists_every_command() -> None:
+    commands = typer.main.get_command(build_app()).commands  # type: ignore[attr-defined]
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in commands if f"| `bpc {name}` |" not in text] == []
+
+
+def test_the_readme_names_every_part() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in (*METHODS, *SELECTIONS) if f"`{name}`" not in text] == []
+
+
+@each_page
+def test_links_within_the_repository_resolve(page: Path) -> None:
+    text = FENCE.sub("", page.read_text())
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{page.name} links to '{target}', which does not exist"
+        if anchor:
+            assert anchor in anchors(linked), f"{page.name} links to '{target}'; headings: {sorted(anchors(linked))}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Heading anchors as MkDocs and GitHub make them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = re.findall(r"^  - .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    assert pages - set(navigation) == set()
+
+
+def test_every_dependency_is_justified() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    for extra in project["project"]["optional-dependencies"].values():
+        wanted += extra
+    page = (DOCS / "dependencies.md").read_text()
+    names = [re.split(r"[\[<>=!~; ]", requirement)[0] for requirement in wanted]
+    assert [name for name in names if f"`{name}`" not in page] == []
+
+
+def test_the_api_page_has_every_public_name() -> None:
+    page = (DOCS / "api.md").read_text()
+    errors = {name for name in pc.__all__ if name.endswith("Error")}
+    assert "::: pseudocoresets.errors" in page
+    assert [name for name in set(pc.__all__) - errors if f"::: pseudocoresets.{name}\n" not in page] == []
