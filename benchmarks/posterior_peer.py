@@ -48,7 +48,7 @@ from pseudocoresets.posterior.gaussian import Gaussian
 SIZES = (10, 30, 100)
 SHARED = ("uniform", "frank-wolfe", "giga", "sparse-vi")
 OURS = (*SHARED, "fkl", "cd", "rkl", "psvi", "wasserstein")
-SLOW = ("cd", "rkl", "psvi", "wasserstein")
+SLOW = ("sparse-vi", "cd", "rkl", "psvi", "wasserstein")
 PEER = (*SHARED, "psvi")
 
 
@@ -241,50 +241,60 @@ def rank_bound(full: Gaussian, size: int) -> float:
 # --- the run --------------------------------------------------------------------------------------
 
 
-def run_setting(
-    name: str, options: argparse.Namespace, bc: Any, record: dict[str, Any], save: Callable[[], None]
-) -> None:
-    cache = options.cache
-    cells: dict[str, dict[str, dict[str, list]]] = {"peer": {}, "ours": {}}
-    entry = record["settings"].setdefault(name, {"cells": cells})
-    for seed in range(options.seeds):
-        problem, side = SETTINGS[name](seed)
-        if name.startswith("gaussian"):
-            full = problem.approximation
-        else:
-            reference = reference_posterior(problem, NutsPlan(options.reference_draws, 300, 4), 0, cache)
-            full = reference.gaussian
-            again = reference_posterior(problem, NutsPlan(options.reference_draws, 300, 4), 1, cache)
-            entry["reference"] = reference.summary()
-            entry["noise_floor_kl"] = float(kl_divergence(full, again.gaussian))
-            entry["rank_bound_kl"] = {str(size): rank_bound(full, size) for size in SIZES}
-        subsample = None if name.startswith("gaussian") else options.peer_subsample
-        for method in options.peer_methods:
-            sizes = tuple(s for s in SIZES if not (method == "sparse-vi" and s > options.peer_sparse_vi_up_to))
-            if method == "sparse-vi" and seed >= options.slow_seeds:
-                continue
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                for size, points, seconds in build_with_peer(bc, side, method, sizes, seed, subsample):
-                    _note(cells["peer"], method, size, *score(problem, full, points), seconds)
-            save()
-        for method in options.our_methods:
-            if method in SLOW and seed >= options.slow_seeds:
-                continue
-            for size in SIZES:
-                points, seconds = build_with_ours(problem, method, size, seed)
-                _note(cells["ours"], method, size, *score(problem, full, points), seconds)
-            save()
-        if name.startswith("gaussian") and options.every_size:
-            sweep = entry.setdefault("worst_kl_over_sizes_1_to_100", {})
-            for method in options.every_size:
-                worst = max(
-                    score(problem, full, build_with_ours(problem, method, size, seed)[0])[0] for size in range(1, 101)
-                )
-                sweep.setdefault(method, []).append(worst)
-        print(f"{name}: seed {seed} done", flush=True)
-    entry["summary"] = summarise(cells)
-    save()
+class Run:
+    """One setting: its cells fill up seed by seed, and are saved after each method."""
+
+    def __init__(self, name: str, options: argparse.Namespace, bc: Any, entry: dict, save: Callable[[], None]) -> None:
+        self.name, self.options, self.bc, self.entry, self.save = name, options, bc, entry, save
+        self.cells: dict[str, dict] = entry.setdefault("cells", {"peer": {}, "ours": {}})
+
+    def everything(self) -> None:
+        """First what is fast, for all seeds; then what is slow, for as many as were asked for."""
+        for slow, seeds in ((False, self.options.seeds), (True, self.options.slow_seeds)):
+            for seed in range(seeds):
+                self.one_seed(seed, slow)
+                print(f"{self.name}: seed {seed} {'slow' if slow else 'fast'} done", flush=True)
+
+    def one_seed(self, seed: int, slow: bool) -> None:
+        problem, side = SETTINGS[self.name](seed)
+        full = self.full_posterior(problem)
+        for method in self.options.peer_methods:
+            if (method == "sparse-vi") == slow:
+                self.peer(problem, full, side, method, seed)
+        for method in self.options.our_methods:
+            if (method in SLOW) == slow:
+                self.ours(problem, full, method, seed)
+        if not slow and self.name.startswith("gaussian"):
+            for method in self.options.every_size:
+                coresets = (build_with_ours(problem, method, size, seed)[0] for size in range(1, 101))
+                worst = max(score(problem, full, points)[0] for points in coresets)
+                self.entry.setdefault("worst_kl_over_sizes_1_to_100", {}).setdefault(method, []).append(worst)
+                self.save()
+
+    def full_posterior(self, problem: PosteriorProblem) -> Gaussian:
+        if self.name.startswith("gaussian"):
+            return problem.approximation
+        plan = NutsPlan(self.options.reference_draws, 300, 4)
+        reference, again = (reference_posterior(problem, plan, seed, self.options.cache) for seed in (0, 1))
+        self.entry["reference"] = reference.summary()
+        self.entry["noise_floor_kl"] = float(kl_divergence(reference.gaussian, again.gaussian))
+        self.entry["rank_bound_kl"] = {str(size): rank_bound(reference.gaussian, size) for size in SIZES}
+        return reference.gaussian
+
+    def peer(self, problem: PosteriorProblem, full: Gaussian, side: Any, method: str, seed: int) -> None:
+        subsample = None if self.name.startswith("gaussian") else self.options.peer_subsample
+        sizes = SIZES if method != "sparse-vi" else tuple(s for s in SIZES if s <= self.options.peer_sparse_vi_up_to)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for size, points, seconds in build_with_peer(self.bc, side, method, sizes, seed, subsample):
+                _note(self.cells["peer"], method, size, *score(problem, full, points), seconds)
+        self.save()
+
+    def ours(self, problem: PosteriorProblem, full: Gaussian, method: str, seed: int) -> None:
+        for size in SIZES:
+            points, seconds = build_with_ours(problem, method, size, seed)
+            _note(self.cells["ours"], method, size, *score(problem, full, points), seconds)
+        self.save()
 
 
 def _note(cells: dict, method: str, size: int, divergence: float, how: str, seconds: float) -> None:
@@ -367,8 +377,14 @@ def main() -> None:
     import bayesiancoresets as bc
 
     record: dict[str, Any] = {"environment": environment(bc), "settings": {}}
+
+    def save() -> None:
+        for entry in record["settings"].values():
+            entry["summary"] = summarise(entry["cells"])
+        write_json(options.out, record)
+
     for name in options.settings:
-        run_setting(name, options, bc, record, lambda: write_json(options.out, record))
+        Run(name, options, bc, record["settings"].setdefault(name, {}), save).everything()
     print(json.dumps({name: entry["summary"] for name, entry in record["settings"].items()}, indent=1))
 
 

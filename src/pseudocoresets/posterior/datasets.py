@@ -392,4 +392,4 @@ class ParquetData:
                     f"Column '{name}' of '{self.path}' holds text; encode it as numbers or leave it out."
                 ) from None
         x = np.stack([columns[name] for name in self.features], 1)
-        return torch.from_numpy(x), torch.from_numpy(columns[self.target])
+        return torch.from_numpy(x), torch.tensor(columns[self.target])

@@ -24,12 +24,13 @@ from pseudocoresets.posterior.approximation import expected_log_joint, find_mode
 from pseudocoresets.posterior.gaussian import Gaussian, cholesky, squared_wasserstein
 from pseudocoresets.posterior.models import PseudoTarget, SmoothModel
 from pseudocoresets.posterior.points import WeightedPoints
-from pseudocoresets.posterior.problem import PosteriorProblem, uniform_points
+from pseudocoresets.posterior.problem import PosteriorProblem, check_size, uniform_points
 from pseudocoresets.posterior.target import WhitenedTarget, posterior_target
 from pseudocoresets.seeds import generator_for
 
 SMALLEST_TARGET = 1e-3
 """How near to the edge of its range a learnt target starts."""
+POINTS_FOR_SCALE = 500
 
 
 # --- the unknowns ---------------------------------------------------------------------------------
@@ -49,12 +50,15 @@ class PseudoPoints:
     classes: int = 0
 
     @classmethod
-    def around(cls, problem: PosteriorProblem, start: WeightedPoints, learn_weights: bool) -> PseudoPoints:
-        model = problem.model
-        kind = model.pseudo_target
-        scale = start.x.std(0) if len(start) > 1 else torch.ones_like(start.x[0])
+    def from_data(cls, problem: PosteriorProblem, size: int, seed: int, learn_weights: bool) -> PseudoPoints:
+        """A uniform subsample to start from; the scale of each feature is that of a larger one."""
+        larger = uniform_points(problem, min(problem.data_size, max(size, POINTS_FOR_SCALE)), seed)
+        check_size(problem.data_size, size)
+        weights = torch.full((size,), problem.data_size / size, dtype=larger.x.dtype)
+        start = WeightedPoints(larger.x[:size], larger.y[:size], weights)
+        scale = larger.x.std(0) if len(larger) > 1 else torch.ones_like(larger.x[0])
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-        return cls(start, scale, kind, learn_weights, getattr(model, "classes", 0))
+        return cls(start, scale, problem.model.pseudo_target, learn_weights, getattr(problem.model, "classes", 0))
 
     def initial(self) -> Tensor:
         parts = [self.start.x / self.scale, self._free_targets(), torch.zeros(len(self.start)).double()]
@@ -161,7 +165,7 @@ class ForwardKL:
     uses_approximation: ClassVar[bool] = True
 
     def build(self, problem: PosteriorProblem, size: int, seed: int = 0) -> WeightedPoints:
-        points = PseudoPoints.around(problem, uniform_points(problem, size, seed), self.learn_weights)
+        points = PseudoPoints.from_data(problem, size, seed, self.learn_weights)
         loss = ForwardKLLoss(problem.model, problem.approximation)
         free = minimise(points, points.initial(), loss, self.iterations)
         return replace(points.points(free), notes={"loss": loss.last})
@@ -211,7 +215,7 @@ class ContrastiveDivergence:
     uses_approximation: ClassVar[bool] = True
 
     def build(self, problem: PosteriorProblem, size: int, seed: int = 0) -> WeightedPoints:
-        points = PseudoPoints.around(problem, uniform_points(problem, size, seed), self.learn_weights)
+        points = PseudoPoints.from_data(problem, size, seed, self.learn_weights)
         generator = generator_for(seed, "contrastive divergence", size)
         free = points.initial().requires_grad_()
         optimiser = torch.optim.Adam([free], lr=self.learning_rate, betas=(0.9, 0.99))
@@ -269,7 +273,7 @@ class ReverseKL:
     uses_approximation: ClassVar[bool] = False
 
     def build(self, problem: PosteriorProblem, size: int, seed: int = 0) -> WeightedPoints:
-        points = PseudoPoints.around(problem, uniform_points(problem, size, seed), self.learn_weights)
+        points = PseudoPoints.from_data(problem, size, seed, self.learn_weights)
         nearest = _NearestGaussian(problem.model)
         free = points.initial()
         state = self._look(problem, nearest, points.points(free))
@@ -347,7 +351,7 @@ class Wasserstein:
     uses_approximation: ClassVar[bool] = True
 
     def build(self, problem: PosteriorProblem, size: int, seed: int = 0) -> WeightedPoints:
-        points = PseudoPoints.around(problem, uniform_points(problem, size, seed), self.learn_weights)
+        points = PseudoPoints.from_data(problem, size, seed, self.learn_weights)
         full = problem.approximation
         start = torch.zeros_like(full.mean)
         scale = full.covariance.diagonal().sum()
