@@ -38,6 +38,7 @@ class Accelerator:
 
     enabled: bool = True
     _captured: dict[tuple[object, ...], CapturedChains | None] = field(default_factory=dict)
+    _layouts: dict[tuple[object, ...], Layout | None] = field(default_factory=dict)
     _workspaces: dict[tuple[object, ...], EnergyGradient] = field(default_factory=dict)
 
     def chains_for(
@@ -48,8 +49,17 @@ class Accelerator:
             return None
         key = (str(network.spec.as_json()), str(device), chains, images, steps, soft, shared)
         if key not in self._captured:
-            self._captured[key] = _capture(network, device, chains, images, steps, soft, shared)
+            layout = self._layout(network, device)
+            self._captured[key] = _capture(layout, network, device, chains, images, steps, soft, shared)
         return self._captured[key]
+
+    def _layout(self, network: Network, device: torch.device) -> Layout | None:
+        """The network's layout on the device, found once: it is asked for in every iteration."""
+        key = (str(network.spec.as_json()), str(device))
+        if key not in self._layouts:
+            found = _layout(network)
+            self._layouts[key] = None if found is None else found.to(device)
+        return self._layouts[key]
 
     def energies(self, network: Network, thetas: Tensor, x: Tensor, y: Tensor, factors: Tensor) -> Tensor | None:
         """sum_i factors_i cross-entropy_i for each parameter set, differentiable in ``x``; None as above.
@@ -58,7 +68,7 @@ class Accelerator:
         """
         if not self.enabled or not thetas.is_cuda or y.requires_grad or factors.requires_grad:
             return None
-        layout = _layout(network)
+        layout = self._layout(network, thetas.device)
         if layout is None:
             return None
         from pseudocoresets.accelerated.convnet import EnergyGradient
@@ -72,7 +82,7 @@ class Accelerator:
 
     def probabilities(self, network: Network, thetas: Tensor, inputs: Tensor) -> Tensor | None:
         """Class probabilities (len(thetas), n, classes) for inputs in model space, or None as above."""
-        layout = _layout(network) if self.enabled and thetas.is_cuda else None
+        layout = self._layout(network, thetas.device) if self.enabled and thetas.is_cuda else None
         if layout is None:
             return None
         parts = [torch.stack(list(_probabilities(layout, thetas, part))) for part in inputs.split(PREDICTED_AT_ONCE)]
@@ -103,16 +113,21 @@ def _probabilities(layout: Layout, thetas: Tensor, inputs: Tensor) -> Iterator[T
 
     workspace = EnergyGradient(layout, len(inputs), thetas.device)
     x = inputs.to(torch.bfloat16, memory_format=torch.channels_last)
-    order = layout.order.to(thetas.device)
     for theta in thetas:
-        ordered = theta[order]
+        ordered = theta[layout.order]
         yield workspace.logits(ordered, ordered.bfloat16(), x).softmax(-1)
 
 
 def _capture(
-    network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool, shared: bool
+    layout: Layout | None,
+    network: Network,
+    device: torch.device,
+    chains: int,
+    images: int,
+    steps: int,
+    soft: bool,
+    shared: bool,
 ) -> CapturedChains | None:
-    layout = _layout(network)
     if layout is None:
         return None
     from pseudocoresets.accelerated.chains import CapturedChains

@@ -7,7 +7,7 @@ which the kernels read them: each convolution's weight as (out, 3, 3, in) instea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -46,9 +46,11 @@ class Layout:
     order: Tensor
     """theta_kernels = theta_network[order]."""
 
-    @property
-    def inverse(self) -> Tensor:
-        return torch.argsort(self.order)
+    inverse: Tensor
+    """theta_network = theta_kernels[inverse]."""
+
+    def to(self, device: torch.device) -> Layout:
+        return replace(self, order=self.order.to(device), inverse=self.inverse.to(device))
 
 
 def layout_of(network: Network) -> Layout | None:
@@ -85,7 +87,14 @@ def layout_of(network: Network) -> Layout | None:
     if len(permutation) != network.size or (found and found[0].inputs > 3):
         return None
     return Layout(
-        tuple(found), weight, bias, classifier.out_features, classifier.in_features, network.size, permutation
+        tuple(found),
+        weight,
+        bias,
+        classifier.out_features,
+        classifier.in_features,
+        network.size,
+        permutation,
+        permutation.argsort(),
     )
 
 

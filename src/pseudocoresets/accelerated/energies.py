@@ -18,11 +18,10 @@ class ImageEnergies(torch.autograd.Function):
         ctx: Any, x: Tensor, thetas: Tensor, y: Tensor, factors: Tensor, layout: Layout, workspace: EnergyGradient
     ) -> Tensor:
         compact_x = x.detach().to(torch.bfloat16, memory_format=torch.channels_last)
-        order = layout.order.to(x.device)
         energies = torch.empty(len(thetas), len(x), device=x.device)
         gradients = []
         for theta, row in zip(thetas, energies, strict=True):
-            ordered = theta[order]
+            ordered = theta[layout.order]
             gradient = workspace.input_gradient(ordered, ordered.bfloat16(), compact_x, y, factors, row)
             gradients.append(gradient.float())
         ctx.save_for_backward(torch.stack(gradients))
