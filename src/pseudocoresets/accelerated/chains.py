@@ -38,8 +38,6 @@ class CapturedChains:
         device: torch.device,
     ) -> None:
         self._layout = layout
-        self._order = layout.order.to(device)
-        self._inverse = layout.inverse.to(device)
         self.chains, self.images, self.steps = chains, images, steps
         sources = 1 if shared else chains
         self._theta = _aligned_rows(chains, layout.size, device, torch.float32)
@@ -51,7 +49,7 @@ class CapturedChains:
         label_shape = (sources, steps, images, layout.classes) if soft_labels else (sources, steps, images)
         self._y = torch.zeros(label_shape, device=device, dtype=torch.float32 if soft_labels else torch.int64)
         self._factors = torch.zeros(sources, steps, images, device=device)
-        self.energies = torch.zeros(chains, steps, images, device=device)
+        self._energies = torch.zeros(chains, steps, images, device=device)
         self._rates = torch.zeros(4, device=device)
         self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
         self._workspaces = [EnergyGradient(layout, images, device) for _ in range(chains)]
@@ -60,13 +58,13 @@ class CapturedChains:
 
     def set_position(self, theta: Tensor) -> None:
         """Where the chains are, (chains, size) in the network's order; velocities start at zero."""
-        self._theta.copy_(theta[:, self._order])
+        self._theta.copy_(theta[:, self._layout.order])
         self._compact.copy_(self._theta)
         self._velocity.zero_()
 
     def position(self) -> Tensor:
         """A copy of where the chains are, in the network's order."""
-        return self._theta[:, self._inverse]
+        return self._theta[:, self._layout.inverse]
 
     def set_rates(self, step_size: float, temperature: float, decay: float = 0.0, momentum: float = 0.0) -> None:
         """v <- mu v + grad U(theta);  theta <- theta - eta v + sqrt(2 eta T) N(0, I), with the prior as decay.
@@ -105,7 +103,7 @@ class CapturedChains:
                 self._y[source, step],
                 self._factors[source, step],
                 self._gradient[chain],
-                self.energies[chain, step],
+                self._energies[chain, step],
             )
             update(
                 self._theta[chain],

@@ -10,8 +10,7 @@ from pseudocoresets.data import FOLDER_PREFIX, find_entry
 from pseudocoresets.divergences import METHODS
 from pseudocoresets.errors import InputError
 from pseudocoresets.experts import ExpertSettings
-from pseudocoresets.inference import PROTOCOLS, SamplingSettings
-from pseudocoresets.kernels import KERNELS
+from pseudocoresets.inference import PROTOCOLS, SAMPLERS, SamplingSettings
 from pseudocoresets.networks import NETWORKS, parse_name
 from pseudocoresets.pipeline import Plan
 from pseudocoresets.presets import preset_for
@@ -38,7 +37,7 @@ def make_plan(
     """A plan whose names are known to be right before anything long begins."""
     known_dataset(dataset)
     NETWORKS[parse_name(network)[0]]
-    KERNELS[sampler]
+    SAMPLERS[sampler]
     known_method(method)
     if protocol not in PROTOCOLS:
         raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{protocol}'.")
