@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ import pseudocoresets as pc
 from pseudocoresets.cli import build_app
 from pseudocoresets.construct import ConstructionSettings, run_construction
 from pseudocoresets.data import DATASETS
+from pseudocoresets.data.corruptions import CORRUPTIONS
 from pseudocoresets.divergences import METHODS
-from pseudocoresets.kernels import KERNELS
+from pseudocoresets.kernels import KERNELS, SCHEDULES
 from pseudocoresets.networks import NETWORKS
+from pseudocoresets.posterior import METHODS as POSTERIOR_METHODS
 from pseudocoresets.registry import Registry
 from pseudocoresets.selection import SELECTIONS
 
@@ -58,9 +60,9 @@ def mentions(page: Path) -> Iterator[str]:
 
 
 def walk(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that the words name, and what is left of them."""
+    """The command that the words name, and what is left of them; a word in capitals stands for any command."""
     command: Any = typer.main.get_command(build_app())
-    while words and hasattr(command, "commands"):
+    while words and hasattr(command, "commands") and not words[0].isupper():
         if words[0].startswith("-"):
             options = known_options(command)
             assert words[0] in options, f"{words[0]} is not an option before a command: {sorted(options)}"
@@ -203,6 +205,23 @@ def test_the_readme_lists_every_command() -> None:
 def test_the_readme_names_every_part() -> None:
     text = (ROOT / "README.md").read_text()
     assert [name for name in (*METHODS, *SELECTIONS) if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("concepts.md", METHODS),
+        ("methods.md", METHODS),
+        ("samplers.md", [*KERNELS, *SCHEDULES]),
+        ("networks.md", NETWORKS),
+        ("datasets.md", DATASETS),
+        ("corruptions.md", CORRUPTIONS),
+        ("posteriors.md", POSTERIOR_METHODS),
+    ],
+)
+def test_every_registered_part_is_on_its_page(page: str, names: Iterable[str]) -> None:
+    text = (DOCS / page).read_text()
+    assert [name for name in names if f"`{name}`" not in text] == []
 
 
 @each_page
