@@ -51,7 +51,7 @@ def evaluate(
     plan = make_plan(
         dataset=dataset or coreset.source,
         method="random",
-        network=network or (coreset.network.name if coreset.network else "convnet"),
+        network=network or (str(coreset.network) if coreset.network else "convnet"),
         ipc=max(1, round(coreset.images_per_class)),
         protocol=protocol,
         sampler=sampler,

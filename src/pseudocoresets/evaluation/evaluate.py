@@ -87,6 +87,7 @@ def pooled(reports: Sequence[EvaluationReport]) -> EvaluationReport:
         reliability=pooled_reliability([report.reliability for report in reports]),
         protocol=first.protocol,
         posterior=first.posterior,
+        diagnostics=first.diagnostics,
     )
 
 

@@ -210,7 +210,7 @@ def require_experts_for(experts: Experts, dataset: str, spec: NetworkSpec | None
         )
     if spec is not None and experts.network.spec != spec:
         raise InputError(
-            f"These experts are of the network {_describe(experts.network.spec)}, not {_describe(spec)}; "
+            f"These experts are of the network '{experts.network.spec}', not '{spec}'; "
             "give the folder of experts of that network, or leave --network out."
         )
 
@@ -221,11 +221,6 @@ def _on_device(snapshots: list[Tensor], device: torch.device) -> Tensor:
     if device.type == "cuda" and not stacked.is_cuda:
         return stacked.pin_memory().to(device, non_blocking=True)
     return stacked.to(device)
-
-
-def _describe(spec: NetworkSpec) -> str:
-    options = ",".join(f"{key}={value}" for key, value in spec.options.items())
-    return f"'{spec.name}:{options}'" if options else f"'{spec.name}'"
 
 
 def _read_description(folder: Path) -> dict[str, Any]:

@@ -31,6 +31,11 @@ class NetworkSpec:
     classes: int
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """As it is written on the command line: ``convnet:depth=3,width=128``."""
+        options = ",".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name}:{options}" if options else self.name
+
     def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
