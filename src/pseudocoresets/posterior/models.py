@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -32,6 +33,8 @@ PseudoTarget: TypeAlias = Literal["fixed", "real", "positive", "unit", "simplex"
 zero and one, or a vector of class probabilities."""
 
 QUADRATURE_NODES = 12
+
+Array: TypeAlias = NDArray[np.float64]
 
 
 class Expectation(NamedTuple):
@@ -209,6 +212,10 @@ class LinearPredictorModel(NormalPrior, _Features, ABC):
     def slopes(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The first and second derivative of ``log_density`` in eta."""
 
+    @abstractmethod
+    def density_and_slope(self, eta: Array, y: Array) -> tuple[Array, Array]:
+        """log p(y | eta) up to a term in y alone, and its derivative, in NumPy, which is faster for few points."""
+
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return self.log_density(theta @ x.T, y)
 
@@ -262,6 +269,10 @@ class LinearRegression(LinearPredictorModel):
         precision = self.noise_scale**-2
         return precision * (y - eta), torch.full_like(eta, -precision)
 
+    def density_and_slope(self, eta: Array, y: Array) -> tuple[Array, Array]:
+        residual = (y - eta) / self.noise_scale
+        return -0.5 * residual * residual, residual / self.noise_scale
+
 
 @dataclass(frozen=True)
 class LogisticRegression(LinearPredictorModel):
@@ -278,6 +289,9 @@ class LogisticRegression(LinearPredictorModel):
         probability = torch.sigmoid(eta)
         return y - probability, probability * (probability - 1)
 
+    def density_and_slope(self, eta: Array, y: Array) -> tuple[Array, Array]:
+        return y * eta - np.logaddexp(0.0, eta), y - 0.5 * (1 + np.tanh(0.5 * eta))
+
 
 @dataclass(frozen=True)
 class PoissonRegression(LinearPredictorModel):
@@ -293,6 +307,10 @@ class PoissonRegression(LinearPredictorModel):
     def slopes(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         rate = eta.exp()
         return y - rate, -rate
+
+    def density_and_slope(self, eta: Array, y: Array) -> tuple[Array, Array]:
+        rate = np.exp(eta)
+        return y * eta - rate, y - rate
 
 
 # --- models without a one-dimensional predictor ---------------------------------------------------

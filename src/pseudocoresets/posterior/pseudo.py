@@ -25,7 +25,7 @@ from pseudocoresets.posterior.gaussian import Gaussian, cholesky, squared_wasser
 from pseudocoresets.posterior.models import PseudoTarget, SmoothModel
 from pseudocoresets.posterior.points import WeightedPoints
 from pseudocoresets.posterior.problem import PosteriorProblem, check_size, uniform_points
-from pseudocoresets.posterior.target import WhitenedTarget, posterior_target
+from pseudocoresets.posterior.target import whitened_target
 from pseudocoresets.seeds import generator_for
 
 SMALLEST_TARGET = 1e-3
@@ -234,7 +234,7 @@ class ContrastiveDivergence:
     ) -> tuple[Tensor, Tensor]:
         """theta+ and theta-, each (chains, size)."""
         q = problem.approximation
-        target = WhitenedTarget(posterior_target(problem.model, points), self._coordinates(problem, points))
+        target = whitened_target(problem.model, points, self._coordinates(problem, points))
         positive = q.sample(self.chains, generator)
         start = target.phi(positive)
         end = advance(Langevin(self.step_size), start, target, self.steps, generator)

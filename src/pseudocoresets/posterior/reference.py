@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pseudocoresets.energy import Target
 from pseudocoresets.errors import DivergenceError, FileFormatError
 from pseudocoresets.files import read_tensors, write_tensors
 from pseudocoresets.posterior.approximation import find_mode, fit_gaussian
@@ -27,7 +26,7 @@ from pseudocoresets.posterior.gaussian import Gaussian
 from pseudocoresets.posterior.models import GaussianMean, LinearRegression, SmoothModel
 from pseudocoresets.posterior.points import FullData, WeightedPoints
 from pseudocoresets.posterior.problem import PosteriorProblem
-from pseudocoresets.posterior.target import WhitenedTarget, full_target, posterior_target
+from pseudocoresets.posterior.target import WhitenedTarget, all_points, posterior_target, whitened_target
 from pseudocoresets.progress import Progress
 from pseudocoresets.seeds import derive_seed, generator_for
 
@@ -81,8 +80,8 @@ def sample_posterior_of(
     progress: Progress | None = None,
 ) -> PosteriorSample:
     """NUTS on the posterior of weighted points; the Gaussian is in closed form for Gaussian posteriors."""
-    target = posterior_target(model, points)
-    return _sample(model, target, fit_gaussian(model, points), plan or NutsPlan(), seed, progress)
+    target = whitened_target(model, points, fit_gaussian(model, points))
+    return _sample(model, target, plan or NutsPlan(), seed, progress)
 
 
 def reference_posterior(
@@ -100,12 +99,12 @@ def reference_posterior(
             return _load(path)
         except FileFormatError:
             path.unlink()
-    target = full_target(problem.model, problem.data)
-    sample = _sample(problem.model, target, fit_gaussian(problem.model, problem.data), plan, seed, progress)
+    target = whitened_target(problem.model, all_points(problem.data), problem.approximation)
+    sample = _sample(problem.model, target, plan, seed, progress)
     factor = 2
     while not sample.exact and sample.r_hat >= LARGEST_R_HAT and factor <= MOST_DRAWS_FACTOR:
         longer = NutsPlan(factor * plan.draws, factor * plan.warmup, plan.chains)
-        sample = _sample(problem.model, target, fit_gaussian(problem.model, problem.data), longer, seed, progress)
+        sample = _sample(problem.model, target, longer, seed, progress)
         factor *= 2
     if not sample.exact and sample.r_hat >= LARGEST_R_HAT:
         raise DivergenceError(
@@ -118,17 +117,17 @@ def reference_posterior(
 
 
 def _sample(
-    model: SmoothModel, target: Target, nearest: Gaussian, plan: NutsPlan, seed: int, progress: Progress | None
+    model: SmoothModel, target: WhitenedTarget, plan: NutsPlan, seed: int, progress: Progress | None
 ) -> PosteriorSample:
     from pseudocoresets.evaluation.diagnostics import bulk_ess, rank_r_hat
     from pseudocoresets.kernels.nuts import sample_nuts
 
-    whitened = WhitenedTarget(target, nearest)
+    nearest = target.gaussian
     generator = generator_for(seed, "overdispersed starts")
     starts = 2 * torch.randn(plan.chains, nearest.size, generator=generator, dtype=torch.float64)
     began = time.perf_counter()
     run = sample_nuts(
-        whitened,
+        target,
         starts,
         plan.draws,
         plan.warmup,
@@ -137,7 +136,7 @@ def _sample(
         progress=progress,
     )
     seconds = time.perf_counter() - began
-    draws = whitened.theta(run.samples.reshape(-1, nearest.size))
+    draws = target.theta(run.samples.reshape(-1, nearest.size))
     exact = is_gaussian(model)
     return PosteriorSample(
         draws,

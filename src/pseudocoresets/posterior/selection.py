@@ -22,7 +22,7 @@ from pseudocoresets.posterior.models import GaussianMean
 from pseudocoresets.posterior.points import FullData, WeightedPoints
 from pseudocoresets.posterior.problem import PosteriorProblem, check_size, draw_indices, uniform_points
 from pseudocoresets.posterior.pseudo import ForwardKLLoss
-from pseudocoresets.posterior.target import WhitenedTarget, posterior_target
+from pseudocoresets.posterior.target import whitened_target
 from pseudocoresets.posterior.vectors import LikelihoodVectors, likelihood_vectors
 from pseudocoresets.seeds import generator_for
 
@@ -415,7 +415,7 @@ class CoresetMCMC:
         points = WeightedPoints(start.x, start.y, weights)
         if iteration % 100 == 0:
             gaussian = coreset_gaussian(problem, points, None)
-        target = WhitenedTarget(posterior_target(problem.model, points), gaussian)
+        target = whitened_target(problem.model, points, gaussian)
         phi = target.phi(theta)
         moved = target.theta(advance(Langevin(self.step_size), phi, target, 1, generator))
         bad = ~torch.isfinite(moved).all(-1) | (phi.square().sum(-1) > 25 * gaussian.size)

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from pseudocoresets.energy import Target, potential_and_gradient
 from pseudocoresets.posterior.gaussian import Gaussian
-from pseudocoresets.posterior.models import SmoothModel
+from pseudocoresets.posterior.models import LinearPredictorModel, SmoothModel
 from pseudocoresets.posterior.points import FullData, WeightedPoints, unit_weights
+
+LARGEST_COPIED = 2_000_000
+"""Numbers in a design matrix of which a whitened copy is made."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,18 @@ def posterior_target(model: SmoothModel, points: WeightedPoints) -> Target:
     return _AutogradTarget(model, points)
 
 
-def full_target(model: SmoothModel, data: FullData) -> Target:
-    """The posterior of the full data, read into memory."""
+def all_points(data: FullData) -> WeightedPoints:
+    """The full data, read into memory, with weights of one."""
     batches = list(data.batches())
     x, y = torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
-    return posterior_target(model, WeightedPoints(x, y, unit_weights(x)))
+    return WeightedPoints(x, y, unit_weights(x))
+
+
+def whitened_target(model: SmoothModel, points: WeightedPoints, gaussian: Gaussian) -> WhitenedTarget:
+    """The posterior of weighted points in coordinates phi with theta = mu + L phi; the fastest form there is."""
+    if isinstance(model, LinearPredictorModel) and points.x.numel() <= LARGEST_COPIED:
+        return WhitenedPredictorTarget(model, points, gaussian)
+    return WhitenedTarget(posterior_target(model, points), gaussian)
 
 
 @dataclass(frozen=True)
@@ -78,3 +88,30 @@ class WhitenedTarget:
     def potential_and_gradient(self, phi: Tensor) -> tuple[Tensor, Tensor]:
         value, gradient = potential_and_gradient(self.target, self.theta(phi))
         return value, gradient @ self.gaussian.factor
+
+
+class WhitenedPredictorTarget(WhitenedTarget):
+    """The same for a linear predictor with few points, in NumPy on the whitened design: eta = (X L) phi + X mu."""
+
+    def __init__(self, model: LinearPredictorModel, points: WeightedPoints, gaussian: Gaussian) -> None:
+        super().__init__(posterior_target(model, points), gaussian)
+        fields = {
+            "_model": model,
+            "_design": (points.x @ gaussian.factor).numpy(),
+            "_offset": (points.x @ gaussian.mean).numpy(),
+            "_targets": points.y.double().numpy(),
+            "_weights": points.weights.double().numpy(),
+            "_factor": gaussian.factor.numpy(),
+            "_mean": gaussian.mean.numpy(),
+        }
+        self.__dict__.update(fields)
+
+    def potential_and_gradient(self, phi: Tensor) -> tuple[Tensor, Tensor]:
+        own: Any = self
+        position = phi.detach().numpy()
+        theta = position @ own._factor.T + own._mean
+        value, slope = own._model.density_and_slope(position @ own._design.T + own._offset, own._targets)
+        precision = own._model.prior_scale**-2
+        potential = 0.5 * precision * (theta * theta).sum(-1) - value @ own._weights
+        gradient = precision * (theta @ own._factor) - (slope * own._weights) @ own._design
+        return torch.as_tensor(potential), torch.from_numpy(gradient)
