@@ -1,0 +1,139 @@
+"""A coreset of 100 points from a million: built from a Parquet file read in streams, and sampled by NUTS.
+
+    python benchmarks/posterior_scale.py --out benchmarks/results/posterior_scale.json
+
+Logistic regression, n = 1,000,000, d = 50. The construction runs in a process of its own whose peak resident memory is
+measured; the time of a NUTS draw is measured on the coreset and on the full data held in memory, with one chain each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pseudocoresets.files import write_json
+from pseudocoresets.kernels.nuts import sample_nuts
+from pseudocoresets.posterior import (
+    METHODS,
+    LogisticRegression,
+    PosteriorProblem,
+    WeightedPoints,
+    fit_gaussian,
+    kl_divergence,
+)
+from pseudocoresets.posterior.datasets import ParquetData
+from pseudocoresets.posterior.target import WhitenedTarget, all_points, whitened_target
+
+
+def write_data(path: Path, points: int, dimension: int, seed: int) -> None:
+    """Standard normal features, coefficients of norm three, written a hundred thousand rows at a time."""
+    import pyarrow
+    from pyarrow import parquet
+
+    stream = np.random.default_rng(seed)
+    theta = stream.standard_normal(dimension)
+    theta *= 3 / np.linalg.norm(theta)
+    names = [f"x{i}" for i in range(dimension)]
+    schema = pyarrow.schema([(name, pyarrow.float64()) for name in [*names, "y"]])
+    with parquet.ParquetWriter(path, schema) as writer:
+        for begin in range(0, points, 100_000):
+            x = stream.standard_normal((min(100_000, points - begin), dimension))
+            y = (stream.random(len(x)) < 1 / (1 + np.exp(-x @ theta))).astype(float)
+            writer.write_table(pyarrow.table([*x.T, y], schema=schema))
+
+
+def build(path: Path, out: Path, size: int, method: str) -> dict[str, Any]:
+    """The construction alone; run in a process of its own."""
+    began = time.perf_counter()
+    data = ParquetData(path, "y")
+    problem = PosteriorProblem(LogisticRegression(len(data.features)), data)
+    points = METHODS[method].build(problem, size)
+    seconds = time.perf_counter() - began
+    points.save(out)
+    full, fitted = problem.approximation, fit_gaussian(problem.model, points)
+    return {
+        "build_seconds": seconds,
+        "approximation_seconds": problem.approximation_seconds,
+        "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        "kl_full_coreset_nearest_gaussians": float(kl_divergence(full, fitted)),
+        "kl_coreset_full_nearest_gaussians": float(kl_divergence(fitted, full)),
+    }
+
+
+def seconds_per_draw(target: WhitenedTarget, draws: int, warmup: int) -> dict[str, float]:
+    """One chain, in whitened coordinates; warm-up draws count too."""
+    start = torch.zeros(1, target.gaussian.size, dtype=torch.float64)
+    began = time.perf_counter()
+    run = sample_nuts(target, start, draws, warmup, metric="diagonal")
+    seconds = time.perf_counter() - began
+    return {"seconds_per_draw": seconds / (draws + warmup), "leapfrogs_per_draw": float(run.leapfrogs[0]) / draws}
+
+
+def measure_sampling(path: Path, coreset: Path) -> dict[str, Any]:
+    data = ParquetData(path, "y")
+    model = LogisticRegression(len(data.features))
+    points = WeightedPoints.load(coreset)
+    gaussian = fit_gaussian(model, points)
+    small = seconds_per_draw(whitened_target(model, points, gaussian), 500, 100)
+    large = seconds_per_draw(whitened_target(model, all_points(data), gaussian), 20, 10)
+    ratio = large["seconds_per_draw"] / small["seconds_per_draw"]
+    return {"coreset": small, "full": large, "times_faster_per_draw": ratio}
+
+
+def environment(arguments: list[str]) -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
+    shown = [Path(text).name if text.startswith("/") else text for text in arguments]
+    return {
+        "command": "python benchmarks/posterior_scale.py " + " ".join(shown),
+        "commit": commit.stdout.strip(),
+        "cpu": processor,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "note": "Two shared cores; other work ran beside it.",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--points", type=int, default=1_000_000)
+    parser.add_argument("--dimension", type=int, default=50)
+    parser.add_argument("--size", type=int, default=100)
+    parser.add_argument("--method", default="fkl")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/posterior_scale.json"))
+    parser.add_argument("--build-only", type=Path, nargs=2, metavar=("DATA", "CORESET"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.build_only is not None:
+        print(json.dumps(build(*options.build_only, options.size, options.method)))
+        return
+    record: dict[str, Any] = {"environment": environment(sys.argv[1:])}
+    record |= {"points": options.points, "dimension": options.dimension, "size": options.size, "method": options.method}
+    with tempfile.TemporaryDirectory() as folder:
+        data, coreset = Path(folder) / "data.parquet", Path(folder) / "coreset.safetensors"
+        write_data(data, options.points, options.dimension, seed=0)
+        record["file_mib"] = data.stat().st_size / 2**20
+        command = [sys.executable, __file__, "--size", str(options.size), "--method", options.method]
+        command += ["--build-only", str(data), str(coreset)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        record["build"] = json.loads(done.stdout)
+        write_json(options.out, record)
+        record["sampling"] = measure_sampling(data, coreset)
+    write_json(options.out, record)
+    print(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main()
