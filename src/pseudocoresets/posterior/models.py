@@ -155,26 +155,28 @@ class GaussianMean(NormalPrior):
             return torch.eye(self.size, dtype=torch.float64)
         return torch.linalg.inv(self.covariance.double())
 
+    def _scaled(self, vectors: Tensor) -> Tensor:
+        """precision @ v for each row v."""
+        return vectors if self.covariance is None else vectors @ self.precision.to(vectors.dtype)
+
     @cached_property
     def _log_normaliser(self) -> float:
         return 0.5 * (self.size * math.log(2 * math.pi) - float(torch.logdet(self.precision)))
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        precision = self.precision.to(x.dtype)
-        scaled = theta @ precision
-        distance = ((x @ precision) * x).sum(-1) + (scaled * theta).sum(-1)[..., None] - 2 * scaled @ x.T
+        scaled = self._scaled(theta)
+        distance = (self._scaled(x) * x).sum(-1) + (scaled * theta).sum(-1)[..., None] - 2 * scaled @ x.T
         return -0.5 * distance - self._log_normaliser
 
     def log_likelihood_and_gradient(
         self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         """sum_i w_i log p(x_i | theta) and its gradient in theta, for one or many theta, in closed form."""
-        precision = self.precision.to(x.dtype)
         total, weighted = weights.sum(), weights @ x
-        constant = weights @ ((x @ precision) * x).sum(-1)
-        scaled = theta @ precision
+        constant = weights @ (self._scaled(x) * x).sum(-1)
+        scaled = self._scaled(theta)
         distance = constant + total * (scaled * theta).sum(-1) - 2 * scaled @ weighted
-        return -0.5 * distance - total * self._log_normaliser, (weighted - total * theta) @ precision
+        return -0.5 * distance - total * self._log_normaliser, self._scaled(weighted - total * theta)
 
     def expected_log_likelihood(self, q: Gaussian, x: Tensor, y: Tensor, weights: Tensor) -> Expectation:
         precision = self.precision.to(x.dtype)

@@ -151,12 +151,16 @@ def _sample(
 
 
 def gaussian_fit(
-    model: SmoothModel, points: WeightedPoints, samples: int = 20000, seed: int = 0
+    model: SmoothModel,
+    points: WeightedPoints,
+    samples: int = 20000,
+    seed: int = 0,
+    plan: NutsPlan | None = None,
 ) -> tuple[Gaussian, str]:
     """Mean and covariance of a coreset's posterior, with little noise, and how they were found.
 
     Importance sampling from the nearest Gaussian, which for a posterior that is nearly one beats any chain; where fewer
-    than 30 % of the draws count, NUTS.
+    than a tenth of the draws count, NUTS by ``plan``.
     """
     nearest = fit_gaussian(model, points)
     if is_gaussian(model):
@@ -166,9 +170,9 @@ def gaussian_fit(
     with torch.no_grad():
         joint = -torch.cat([posterior_target(model, points).potential(part) for part in theta.split(2000)])
     weights = torch.softmax(joint - wide.log_density(theta), 0)
-    if float(weights.square().sum()) * samples < 1 / 0.3:
+    if float(weights.square().sum()) * samples < 10:
         return Gaussian.fit(theta, weights), "importance sampling"
-    return sample_posterior_of(model, points, NutsPlan(1000, 500, 4), seed).gaussian, "nuts"
+    return sample_posterior_of(model, points, plan or NutsPlan(1000, 500, 4), seed).gaussian, "nuts"
 
 
 def laplace_fit(model: SmoothModel, data: FullData | WeightedPoints) -> Gaussian:

@@ -6,11 +6,13 @@ f_i are the data's log-likelihoods as vectors, f = sum_i f_i their sum and f_w =
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pseudocoresets.errors import DivergenceError
@@ -20,11 +22,13 @@ from pseudocoresets.posterior.approximation import expected_log_joint, fit_gauss
 from pseudocoresets.posterior.gaussian import Gaussian
 from pseudocoresets.posterior.models import GaussianMean
 from pseudocoresets.posterior.points import FullData, WeightedPoints
-from pseudocoresets.posterior.problem import PosteriorProblem, check_size, draw_indices, uniform_points
+from pseudocoresets.posterior.problem import PosteriorProblem, check_size, draw_indices, seeded_stream, uniform_points
 from pseudocoresets.posterior.pseudo import ForwardKLLoss
 from pseudocoresets.posterior.target import whitened_target
 from pseudocoresets.posterior.vectors import LikelihoodVectors, likelihood_vectors
 from pseudocoresets.seeds import generator_for
+
+Array = NDArray[np.float64]
 
 SMALLEST_NORM = 0.01
 """Points whose log-likelihood varies less than this share of the mean are no candidates: they would weigh too much."""
@@ -39,48 +43,58 @@ class Uniform:
 
     def build(self, problem: PosteriorProblem, size: int, seed: int = 0) -> WeightedPoints:
         check_size(problem.data_size, size)
-        draws = np.random.RandomState(seed % 2**32).randint(problem.data_size, size=size)
-        indices, counts = np.unique(draws, return_counts=True)
-        x, y = problem.data.rows(torch.from_numpy(indices))
-        return WeightedPoints(x, y, torch.from_numpy(counts * (problem.data_size / size)), torch.from_numpy(indices))
+        draws = seeded_stream(seed).randint(problem.data_size, size=size)
+        counts = Counter(draws.tolist())
+        indices = torch.tensor(list(counts))
+        x, y = problem.data.rows(indices)
+        weights = torch.tensor(list(counts.values()), dtype=torch.float64) * (problem.data_size / size)
+        return WeightedPoints(x, y, weights, indices)
 
 
 # --- Hilbert coresets -----------------------------------------------------------------------------
 
 
 class _Sum:
-    """A coreset's f_w, known by its inner products with every f_i and with f."""
+    """A coreset's f_w, known by its inner products with every f_i and with f; in NumPy, whose calls cost less."""
 
     def __init__(self, vectors: LikelihoodVectors, data_size: int) -> None:
         self.vectors = vectors
-        self.with_target = vectors.with_sum(torch.ones(data_size, dtype=torch.float64))
-        self.target_norm = float(self.with_target.sum().clamp_min(0).sqrt())
-        self.norms = vectors.squared_norms.clamp_min(0).sqrt()
-        self.usable = self.norms > SMALLEST_NORM * self.norms.mean()
-        self.weights = torch.zeros(data_size, dtype=torch.float64)
-        self.with_current = torch.zeros(data_size, dtype=torch.float64)
-
-    def rescale(self, factor: float) -> None:
-        """f_w <- factor f_w"""
-        self.weights.mul_(factor)
-        self.with_current.mul_(factor)
+        self.with_target: Array = vectors.with_sum(torch.ones(data_size, dtype=torch.float64)).numpy()
+        self.target_norm = math.sqrt(max(float(self.with_target.sum()), 0.0))
+        self.norms: Array = np.sqrt(np.maximum(vectors.squared_norms.numpy(), 0.0))
+        usable = self.norms > SMALLEST_NORM * self.norms.mean()
+        self.inverse_norms: Array = np.divide(1.0, self.norms, out=np.zeros_like(self.norms), where=usable)
+        self._penalty: Array = np.where(usable, 0.0, -np.inf)
+        self.weights: dict[int, float] = {}
+        self.with_current: Array = np.zeros(data_size)
 
     @property
     def squared_norm(self) -> float:
-        return float(self.weights @ self.with_current)
+        return sum(weight * float(self.with_current[index]) for index, weight in self.weights.items())
 
     @property
     def product_with_target(self) -> float:
-        return float(self.weights @ self.with_target)
+        return sum(weight * float(self.with_target[index]) for index, weight in self.weights.items())
 
     def move(self, keep: float, index: int, add: float) -> None:
         """f_w <- keep f_w + add f_index"""
-        self.weights.mul_(keep)
-        self.weights[index] += add
-        self.with_current.mul_(keep).add_(self.vectors.column(index), alpha=add)
+        self.weights = {chosen: keep * weight for chosen, weight in self.weights.items()}
+        self.weights[index] = self.weights.get(index, 0.0) + add
+        self.with_current *= keep
+        self.with_current += add * self.vectors.column(index).numpy()
 
-    def best(self, scores: Tensor) -> int:
-        return int(torch.where(self.usable, scores, -torch.inf).argmax())
+    def rescale(self, factor: float) -> None:
+        """f_w <- factor f_w"""
+        self.weights = {chosen: factor * weight for chosen, weight in self.weights.items()}
+        self.with_current *= factor
+
+    def best(self, scores: Array) -> int:
+        return int((scores + self._penalty).argmax())
+
+    def chosen(self) -> tuple[Tensor, Tensor]:
+        """Positions and weights of the points that weigh something."""
+        kept = {index: weight for index, weight in sorted(self.weights.items()) if weight > 0}
+        return torch.tensor(list(kept), dtype=torch.long), torch.tensor(list(kept.values()), dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -97,6 +111,7 @@ class FrankWolfe:
     uses_approximation: ClassVar[bool] = True
 
     def build(self, problem: PosteriorProblem, size: int, seed: int = 0) -> WeightedPoints:
+        check_size(problem.data_size, size)
         x, y = whole(problem.data)
         current = _Sum(likelihood_vectors(problem.model, problem.approximation, x, y, seed=seed), len(x))
         self._choose(current, size)
@@ -105,7 +120,7 @@ class FrankWolfe:
     def _choose(self, current: _Sum, size: int) -> None:
         total = float(current.norms.sum())
         for step in range(size):
-            index = current.best((current.with_target - current.with_current) / current.norms)
+            index = current.best((current.with_target - current.with_current) * current.inverse_norms)
             vertex = total / float(current.norms[index])
             if step == 0:
                 current.move(0.0, index, vertex)
@@ -118,9 +133,9 @@ class FrankWolfe:
 
 def _line_search(current: _Sum, index: int, vertex: float) -> float:
     """The share in [0, 1] that minimises |f - (1 - share) f_w - share vertex f_index|^2."""
-    cross = vertex * float(current.with_current[index])
-    numerator = vertex * float(current.with_target[index]) - cross - current.product_with_target + current.squared_norm
-    denominator = (vertex * float(current.norms[index])) ** 2 - 2 * cross + current.squared_norm
+    cross, squared_norm = vertex * float(current.with_current[index]), current.squared_norm
+    numerator = vertex * float(current.with_target[index]) - cross - current.product_with_target + squared_norm
+    denominator = (vertex * float(current.norms[index])) ** 2 - 2 * cross + squared_norm
     return min(1.0, max(0.0, numerator / denominator)) if denominator > 0 else 0.0
 
 
@@ -135,18 +150,17 @@ class Giga(FrankWolfe):
     def _choose(self, current: _Sum, size: int) -> None:
         if current.target_norm == 0:
             raise DivergenceError(
-                "The full log-likelihood is constant under the approximation; there is nothing to match."
+                "The full log-likelihood is constant under the approximation: nothing can be matched."
             )
+        towards = current.with_target * current.inverse_norms / current.target_norm
         for _ in range(size):
-            norm = max(current.squared_norm, 0.0) ** 0.5 or 1.0
+            norm = math.sqrt(max(current.squared_norm, 0.0)) or 1.0
             cosine = current.product_with_target / (norm * current.target_norm)
             if 1 - cosine**2 < 1e-14:
                 break
-            along = current.with_current / (norm * current.norms)
-            towards = current.with_target / (current.target_norm * current.norms)
-            room = 1 - along.square()
-            scores = torch.where(room > 1e-14, (towards - cosine * along) / room.clamp_min(1e-14).sqrt(), -torch.inf)
-            index = current.best(scores)
+            along = current.with_current * (current.inverse_norms / norm)
+            room = np.maximum(1 - along * along, 1e-14)
+            index = current.best((towards - cosine * along) / np.sqrt(room))
             if not self._turn(current, index, float(towards[index]), float(along[index]), cosine, norm):
                 break
 
@@ -155,19 +169,18 @@ class Giga(FrankWolfe):
         if forward <= 0 or back < 0:
             return False
         share = forward / (forward + back)
-        keep, add = (1 - share) / norm, share / float(current.norms[index])
-        current.move(keep, index, add)
+        current.move((1 - share) / norm, index, share / float(current.norms[index]))
         current.rescale(current.product_with_target / max(current.squared_norm, 1e-300))
         return True
 
 
 def _gather(problem: PosteriorProblem, current: _Sum, refit: bool) -> WeightedPoints:
-    indices = current.weights.nonzero()[:, 0]
-    weights = current.weights[indices]
+    indices, weights = current.chosen()
     if not refit:
         return _chosen(problem, indices, weights)
     gram = current.vectors.gram(indices, indices)
-    points = _chosen(problem, indices, non_negative_least_squares(gram, current.with_target[indices]))
+    product = torch.from_numpy(current.with_target)[indices]
+    points = _chosen(problem, indices, non_negative_least_squares(gram, product))
     return points if isinstance(problem.model, GaussianMean) else forward_kl_weights(problem, points, 15)
 
 

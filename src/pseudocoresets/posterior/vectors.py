@@ -105,7 +105,7 @@ def likelihood_vectors(
             slopes, bends = model.expected_slopes(q, x, y)
             return LinearPredictorVectors(slopes, bends, x @ q.factor)
         if isinstance(model, GaussianMean):
-            factor = model.precision @ q.factor
+            factor = q.factor if model.covariance is None else model.precision @ q.factor
             bend = 0.5 * (q.factor.T @ factor).square().sum()
             constant = bend.sqrt().expand(len(x), 1)
             return ExplicitVectors(torch.cat([(x - q.mean) @ factor, constant], 1))
