@@ -109,7 +109,7 @@ def test_construct_evaluate_and_show_work_as_documented(
     assert judged.exit_code == 0, judged.stderr
     document = json.loads(judged.stdout)
     assert_metrics(document, "cold", runs=5)
-    assert document["network"] == "mlp"
+    assert document["network"] == NETWORK
 
     shown = bpc("show", "c.safetensors", "--out", "c.png")
     assert shown.exit_code == 0, shown.stderr
