@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -54,11 +55,18 @@ def build_app() -> typer.Typer:
     app.callback()(guarded(_settings))
     for command in (run, experts, construct, evaluate, compare, show, report, posterior, bench):
         app.command(command.__name__)(guarded(command))
-    for entry in data_app.registered_commands:
+    app.add_typer(_guarded_app(data_app), name="data")
+    return app
+
+
+def _guarded_app(group: typer.Typer) -> typer.Typer:
+    """A copy of a group of commands with each of them guarded."""
+    answer = copy.copy(group)
+    answer.registered_commands = [copy.copy(entry) for entry in group.registered_commands]
+    for entry in answer.registered_commands:
         if entry.callback is not None:
             entry.callback = guarded(entry.callback)
-    app.add_typer(data_app, name="data")
-    return app
+    return answer
 
 
 def _settings(
