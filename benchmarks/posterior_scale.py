@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import resource
 import subprocess
@@ -72,21 +73,40 @@ def build(path: Path, out: Path, size: int, method: str) -> dict[str, Any]:
 
 
 def seconds_per_draw(target: WhitenedTarget, draws: int, warmup: int) -> dict[str, float]:
-    """One chain in whitened coordinates; the time of a run without draws is taken off.
+    """One chain in whitened coordinates, timed after its warm-up by the clock and by the processor time it used.
 
-    Processor time beside the clock's, since other work may run on the machine.
+    The warm-up's own share is measured by the step at which the first draw is asked for.
     """
     start = torch.zeros(1, target.gaussian.size, dtype=torch.float64)
-    clock, processor = time.perf_counter(), time.process_time()
-    sample_nuts(target, start, 1, warmup, metric="diagonal")
-    clock, processor = time.perf_counter() - clock, time.process_time() - processor
-    began, began_processor = time.perf_counter(), time.process_time()
-    run = sample_nuts(target, start, draws + 1, warmup, metric="diagonal")
+    marks = _Marks(warmup)
+    run = sample_nuts(target, start, draws, warmup, metric="diagonal", progress=marks)
+    clock, processor = time.perf_counter() - marks.clock, time.process_time() - marks.processor
+    leapfrogs = float(run.leapfrogs[0])
     return {
-        "seconds_per_draw": (time.perf_counter() - began - clock) / draws,
-        "processor_seconds_per_draw": (time.process_time() - began_processor - processor) / draws,
-        "leapfrogs_per_draw": float(run.leapfrogs[0]) / (draws + 1),
+        "seconds_per_draw": clock / draws,
+        "processor_seconds_per_draw": processor / draws,
+        "processor_seconds_per_leapfrog": processor / leapfrogs,
+        "leapfrogs_per_draw": leapfrogs / draws,
     }
+
+
+class _Marks:
+    """A progress display that shows nothing and notes when the warm-up ended."""
+
+    def __init__(self, warmup: int) -> None:
+        self._left = warmup
+        self.clock = self.processor = math.nan
+
+    def start(self, task: str, total: int) -> None:
+        pass
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        self._left -= amount
+        if self._left == 0:
+            self.clock, self.processor = time.perf_counter(), time.process_time()
+
+    def finish(self) -> None:
+        pass
 
 
 def measure_sampling(path: Path, coreset: Path) -> dict[str, Any]:
@@ -94,8 +114,8 @@ def measure_sampling(path: Path, coreset: Path) -> dict[str, Any]:
     model = LogisticRegression(len(data.features))
     points = WeightedPoints.load(coreset)
     gaussian = fit_gaussian(model, points)
-    small = seconds_per_draw(whitened_target(model, points, gaussian), 1000, 150)
-    large = seconds_per_draw(whitened_target(model, all_points(data), gaussian), 15, 25)
+    small = seconds_per_draw(whitened_target(model, points, gaussian), 2000, 150)
+    large = seconds_per_draw(whitened_target(model, all_points(data), gaussian), 10, 30)
     ratios = {f"times_faster_by_{key}": large[key] / small[key] for key in small if "seconds" in key}
     return {"coreset": small, "full": large, **ratios}
 
