@@ -14,7 +14,7 @@ import torch
 
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.devices import resolve_device
+from pseudocoresets.devices import fit_threads, resolve_device
 from pseudocoresets.errors import PseudocoresetsError
 from pseudocoresets.evaluation import METRICS, Summary
 from pseudocoresets.evaluation.paper import paper_figure
@@ -145,6 +145,7 @@ def run_comparison(
     progress = progress or Silent()
     plan = next(iter(plans.values()))
     data = load_dataset(plan.dataset, data_dir)
+    fit_threads(data.shape)
     require_class_size(data.train, plan.construction.ipc)
     experts = experts_for(plan, data, experts_dir or folder / "experts", device, progress)
     runner = _CellRunner(folder, data, experts, device, progress)

@@ -22,7 +22,7 @@ from pseudocoresets.construct import (
 from pseudocoresets.coreset import Coreset, library_versions, require_same_shape
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.devices import resolve_device
+from pseudocoresets.devices import fit_threads, resolve_device
 from pseudocoresets.evaluation import METRICS, EvaluationReport, evaluate, pooled
 from pseudocoresets.experts import Experts, ExpertSettings, train_experts
 from pseudocoresets.files import require_writable_folder, write_json, write_text
@@ -79,6 +79,7 @@ def run_plan(
     folder = Path(folder)
     require_writable_folder(folder)
     data = load_dataset(plan.dataset, data_dir)
+    fit_threads(data.shape)
     require_class_size(data.train, plan.construction.ipc)
     timings: dict[str, float] = {}
     with _timed(timings, "experts"):

@@ -19,6 +19,7 @@ from pseudocoresets.construct import (
 )
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import load_dataset
+from pseudocoresets.devices import fit_threads
 from pseudocoresets.experts import load_experts, require_experts_for
 from pseudocoresets.files import require_writable
 from pseudocoresets.networks import build_network
@@ -75,6 +76,7 @@ def construct(
     require_writable(out)
     trained = load_experts(experts)
     data = load_dataset(dataset, data_dir)
+    fit_threads(data.shape)
     wanted = None if network is None else build_network(network, data.shape, len(data.classes)).spec
     require_experts_for(trained, data.name, wanted)
     if method in SELECTIONS:

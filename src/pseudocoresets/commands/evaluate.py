@@ -14,7 +14,7 @@ from pseudocoresets.commands.output import metric_cells, metric_columns, print_j
 from pseudocoresets.commands.planning import make_plan
 from pseudocoresets.coreset import Coreset, require_same_shape
 from pseudocoresets.data import FOLDER_PREFIX, find_entry, load_dataset
-from pseudocoresets.devices import resolve_device
+from pseudocoresets.devices import fit_threads, resolve_device
 from pseudocoresets.experts import load_experts
 from pseudocoresets.files import require_writable, write_json
 from pseudocoresets.pipeline import judge, judge_control, metrics_document
@@ -66,6 +66,7 @@ def evaluate(
         require_writable(out)
     began = time.monotonic()
     data = load_dataset(plan.dataset, data_dir)
+    fit_threads(data.shape)
     trained = None if experts is None else load_experts(experts)
     where = resolve_device(device)
     progress = for_stream()

@@ -11,6 +11,7 @@ from pseudocoresets.commands import options as o
 from pseudocoresets.commands.output import print_json
 from pseudocoresets.commands.planning import known_dataset
 from pseudocoresets.data import load_dataset
+from pseudocoresets.devices import fit_threads
 from pseudocoresets.experts import train_experts
 from pseudocoresets.networks import NETWORKS, parse_name
 from pseudocoresets.presets import preset_for
@@ -46,8 +47,10 @@ def experts(
         **chosen.experts,
         **o.given(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, momentum=momentum),
     }
+    data = load_dataset(dataset, data_dir)
+    fit_threads(data.shape)
     trained = train_experts(
-        load_dataset(dataset, data_dir),
+        data,
         network,
         chosen.expert_count if count is None else count,
         out=out,
