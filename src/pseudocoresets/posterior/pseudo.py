@@ -31,7 +31,7 @@ from pseudocoresets.seeds import generator_for
 SMALLEST_TARGET = 1e-3
 """How near to the edge of its range a learnt target starts."""
 POINTS_FOR_SCALE = 500
-GOOD_ENOUGH = 1e-3
+GOOD_ENOUGH = 1e-2
 """Nats below which a divergence needs no more work."""
 
 
