@@ -59,7 +59,7 @@ def posterior(
     Example: bpc posterior --data wine --methods fkl,giga,uniform --sizes 5,20,50
     """
     if demo:
-        methods, sizes, draws, data = "cd,fkl,uniform,giga", "10,30", 200, "breast-cancer"
+        methods, sizes, draws, data = "cd,fkl,psvi,giga,uniform", "5,20", 300, "diabetes"
     loaded = load_posterior_data(data, model, target, points, dimension, prior_scale, seed)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if seeds < 1 or draws < 4:

@@ -19,6 +19,7 @@ from pseudocoresets.posterior.points import WeightedPoints
 from pseudocoresets.posterior.problem import PosteriorProblem
 from pseudocoresets.posterior.reference import NutsPlan, PosteriorSample, reference_posterior, sample_posterior_of
 from pseudocoresets.progress import Progress, Silent, task
+from pseudocoresets.seeds import derive_seed
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,8 @@ def _measure(
             began = time.perf_counter() - problem.approximation_seconds
         points = entry.build(problem, size, seed)
         seconds = time.perf_counter() - began
-        sample = sample_posterior_of(problem.model, points, plan, seed)
+        own_seed = derive_seed(seed, "coreset posterior", method, size)
+        sample = sample_posterior_of(problem.model, points, plan, own_seed)
     except PseudocoresetsError as error:
         return StudyRow(
             method, size, seed, None, time.perf_counter() - began, float("nan"), float("nan"), str(error)
