@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import resource
+from collections.abc import Sequence
 from types import TracebackType
 
 import torch
@@ -32,12 +33,12 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
     return resolved
 
 
-def fit_threads(image_shape: tuple[int, int, int]) -> None:
-    """Compute on one thread where images are small: several spend more time waiting for one another than they save.
+def fit_threads(shape: Sequence[int], small: int = SMALL_IMAGE) -> None:
+    """Compute on one thread where arrays are small: several spend more time waiting for one another than they save.
 
     It changes torch's setting for the process, and leaves the choice to OMP_NUM_THREADS where that is set.
     """
-    if "OMP_NUM_THREADS" not in os.environ and math.prod(image_shape) <= SMALL_IMAGE:
+    if "OMP_NUM_THREADS" not in os.environ and math.prod(shape) <= small:
         torch.set_num_threads(1)
 
 

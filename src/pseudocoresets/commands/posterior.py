@@ -9,12 +9,15 @@ import typer
 
 from pseudocoresets.commands import options as o
 from pseudocoresets.commands.output import print_json, print_table
+from pseudocoresets.devices import fit_threads
 from pseudocoresets.errors import InputError
 from pseudocoresets.posterior.datasets import MODEL_NAMES, load_posterior_data
 from pseudocoresets.posterior.reference import NutsPlan
 from pseudocoresets.posterior.study import Study, StudyRow, full_predictive, run_study
 from pseudocoresets.progress import for_stream
 
+SMALL_DATA = 200_000
+"""Points times parameters; below, the work is in small products that one thread does best."""
 COLUMNS = (
     "",
     "KL f||c",
@@ -61,6 +64,7 @@ def posterior(
     if demo:
         methods, sizes, draws, data = "cd,fkl,psvi,giga,uniform", "5,20", 300, "diabetes"
     loaded = load_posterior_data(data, model, target, points, dimension, prior_scale, seed)
+    fit_threads((loaded.problem.data_size, loaded.problem.model.size), SMALL_DATA)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if seeds < 1 or draws < 4:
         raise InputError("Ask for at least one seed and four draws.")
