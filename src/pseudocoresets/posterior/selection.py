@@ -19,7 +19,7 @@ from pseudocoresets.errors import DivergenceError
 from pseudocoresets.kernels.chain import advance
 from pseudocoresets.kernels.langevin import Langevin
 from pseudocoresets.posterior.approximation import expected_log_joint, fit_gaussian
-from pseudocoresets.posterior.gaussian import Gaussian
+from pseudocoresets.posterior.gaussian import Gaussian, kl_divergence
 from pseudocoresets.posterior.models import GaussianMean
 from pseudocoresets.posterior.points import FullData, WeightedPoints
 from pseudocoresets.posterior.problem import PosteriorProblem, check_size, draw_indices, seeded_stream, uniform_points
@@ -214,12 +214,14 @@ class SparseVI:
     Add the point whose log-likelihood correlates best with the residual f - f_w under the coreset's posterior pi_w,
     then lower KL(pi_w || pi) over the weights (:class:`WeightSearch`): ``rounds`` steps after each point, ``polish`` at
     the end. While the points cannot carry the full posterior, that optimum is far too narrow; ``forward`` goes on from
-    there to the minimum of KL(pi || pi_w) over the weights (:func:`forward_kl_weights`).
+    there to the minimum of KL(pi || pi_w) over weights below each of ``caps`` times n / m
+    (:func:`forward_kl_weights`), of which the one nearest to the full posterior by Gaussian fits is kept.
     """
 
     rounds: int = 2
     polish: int = 30
     forward: bool = True
+    caps: tuple[float, ...] = (0.001, 0.01, 0.1, 1.0, math.inf)
     synthetic: ClassVar[bool] = False
     uses_approximation: ClassVar[bool] = True
 
@@ -232,7 +234,9 @@ class SparseVI:
         search.refine(self.polish)
         if not self.forward:
             return search.coreset()
-        return forward_kl_weights(problem, search.coreset(drop=False))
+        chosen, full = search.coreset(drop=False), problem.approximation
+        candidates = [forward_kl_weights(problem, chosen, 100, cap) for cap in self.caps]
+        return min(candidates, key=lambda each: float(kl_divergence(full, coreset_gaussian(problem, each, None))))
 
 
 class WeightSearch:
@@ -306,18 +310,19 @@ class WeightSearch:
         return gaussian, -float(joint.value) - float(gaussian.entropy)
 
 
-def forward_kl_weights(problem: PosteriorProblem, points: WeightedPoints, iterations: int = 200) -> WeightedPoints:
+def forward_kl_weights(
+    problem: PosteriorProblem, points: WeightedPoints, iterations: int = 200, cap: float = math.inf
+) -> WeightedPoints:
     """The weights that minimise KL(q || pi_w), for the Gaussian q nearest to the full posterior.
 
-    They stay between 0 and n, or where they start. The divergence is convex in w, with the gradient
-    E_{pi_w}[f_i] - E_q[f_i]; L-BFGS with bounds, of which the best point is kept.
+    They stay between 0 and n, or where they start, and below ``cap`` times n / m. The divergence is convex in w, with
+    the gradient E_{pi_w}[f_i] - E_q[f_i]; L-BFGS with bounds, of which the best point is kept.
     """
     from scipy.optimize import minimize
 
     loss = ForwardKLLoss(problem.model, problem.approximation)
     scale = problem.data_size / len(points)
-
-    start = (points.weights / scale).numpy()
+    start = np.minimum((points.weights / scale).numpy(), cap)
     best = (math.inf, start)
 
     def value_and_gradient(vector: np.ndarray) -> tuple[float, np.ndarray]:
@@ -331,7 +336,7 @@ def forward_kl_weights(problem: PosteriorProblem, points: WeightedPoints, iterat
         best = min(best, (float(value.detach()), vector.copy()), key=lambda pair: pair[0])
         return float(value.detach()), gradient.numpy() * scale
 
-    bounds = [(0.0, max(float(len(points)), weight)) for weight in start]
+    bounds = [(0.0, min(cap, max(float(len(points)), weight))) for weight in start]
     options = {"maxiter": iterations, "ftol": 1e-12}
     minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     assert points.indices is not None
