@@ -63,22 +63,6 @@ def test_blocks_divide_the_chain(steps: int, images: int) -> None:
     assert length == 1 or length * images <= 5000
 
 
-@needs_triton
-def test_augmenting_a_block_gives_each_step_its_kind_and_its_own_images() -> None:
-    from pseudocoresets.accelerated.chains import augment_steps
-
-    kinds = ["flip", "crop", "color", "crop", "flip", "cutout"]
-    images = torch.randn(2, len(kinds), 3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    found = augment_steps(images, kinds, Randomness.for_purpose(0, "block"))
-    flipped = images[:, 0].flip(-1)
-    same = (found[:, 0] == images[:, 0]).flatten(2).all(-1)
-    mirrored = (found[:, 0] == flipped).flatten(2).all(-1)
-    assert (same | mirrored).all()
-    hidden = found[:, 5] == 0
-    assert torch.equal(found[:, 5], torch.where(hidden, 0.0, images[:, 5]))
-    assert 0 < hidden.float().mean() < 1
-
-
 def test_the_plain_path_is_used_where_there_is_no_gpu(digits: Dataset) -> None:
     network = build_network("convnet", digits.shape, 10)
     cpu = torch.device("cpu")

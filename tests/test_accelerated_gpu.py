@@ -12,9 +12,10 @@ from pseudocoresets.accelerated import Accelerator, set_precision
 from pseudocoresets.construct import ConstructionSettings, real_coreset, run_construction
 from pseudocoresets.data import Dataset, load_dataset
 from pseudocoresets.data.augmentation import Augmentation, dsa
-from pseudocoresets.divergences import ContrastiveDivergence, Points, Problem
+from pseudocoresets.divergences import ContrastiveDivergence, Points, Problem, Wasserstein
 from pseudocoresets.energy import Classifier, Energy, uniform_weights
 from pseudocoresets.experts import train_experts
+from pseudocoresets.experts.store import Draw
 from pseudocoresets.kernels import Langevin
 from pseudocoresets.networks import Network, build_network
 from pseudocoresets.seeds import Randomness
@@ -101,6 +102,39 @@ def test_chain_statistics_agree_within_monte_carlo_error(network: Network, point
     error = math.sqrt(float(plain.var() + fast.var()) / 16)
     # Chains of one population share their augmentations, so that 4 populations, not 16 chains, are independent.
     assert abs(float(plain.mean() - fast.mean())) < STANDARD_ERRORS * 2 * error
+
+
+@pytest.mark.parametrize(("steps", "images"), [(10, 20), (20, 500)])
+def test_matched_trajectories_agree_to_rounding(network: Network, steps: int, images: int) -> None:
+    """One block and several, against the same differences in float32."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(images, 3, 32, 32, generator=generator, device="cuda")
+    labels = torch.arange(images, device="cuda") % 10
+    start = network.initialise(0, 2, "cuda")
+    teacher = Points(
+        torch.randn(images, 3, 32, 32, generator=generator, device="cuda"), labels, torch.ones(images).cuda()
+    )
+    randomness = Randomness.for_purpose(0, "teacher", device="cuda")
+    later = problem_for(network, False, None).run_chain(
+        Langevin(0.1), start, teacher, 2 * steps, randomness, noisy=False
+    )
+    found = []
+    for enabled in (False, True):
+        leaf = x.clone().requires_grad_()
+        step_size = torch.tensor(0.05, device="cuda", requires_grad=True)
+        points = Points(leaf, labels, uniform_weights(images, 1000, "cuda"), {"step_size": step_size})
+        match = Wasserstein(steps=steps, chains=2, gradient="differences").match(
+            points,
+            problem_for(network, enabled, None),
+            Draw(start, later),
+            Randomness.for_purpose(0, "match", device="cuda"),
+        )
+        found.append((match.end, match.loss.detach(), *torch.autograd.grad(match.loss, [leaf, step_size])))
+    (plain_end, plain_loss, plain, plain_rate), (fast_end, fast_loss, fast, fast_rate) = found
+    assert (fast_end - plain_end).norm() / (plain_end - start).norm() < BFLOAT16_GRADIENT
+    assert abs(float(fast_loss / plain_loss) - 1) < BFLOAT16_GRADIENT
+    assert float((fast * plain).sum() / fast.norm() / plain.norm()) > 1 - BFLOAT16_GRADIENT
+    assert abs(float(fast_rate / plain_rate) - 1) < BFLOAT16_GRADIENT
 
 
 def test_predictions_agree(network: Network, points: Points) -> None:

@@ -219,3 +219,30 @@ def test_each_kind_can_be_captured_in_a_cuda_graph(kind: str) -> None:
     graph.replay()
     assert not torch.equal(first, result)
     assert gradient.isfinite().all()
+
+
+def test_a_block_gives_each_step_its_kind_and_its_own_images() -> None:
+    steps, augmentation = 12, Augmentation(("color", "cutout", "flip"))
+    host = Randomness.for_purpose(0, "block").host
+    kinds = [host.choice(augmentation.kinds) for _ in range(steps)]
+    images = torch.randn(2, steps, 3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    draw = augmentation.draw_steps(steps, 2 * 3, Randomness.for_purpose(0, "block"))
+    found = draw(images)
+    assert torch.equal(draw(images), found)
+    for step, kind in enumerate(kinds):
+        before, after = images[:, step], found[:, step]
+        if kind == "flip":
+            same, mirrored = (((after == other).flatten(2).all(-1)) for other in (before, before.flip(-1)))
+            assert (same | mirrored).all()
+        if kind == "cutout":
+            hidden = after == 0
+            assert torch.equal(after, torch.where(hidden, 0.0, before))
+            assert 0 < hidden.float().mean() < 1
+    assert set(kinds) == set(augmentation.kinds)
+
+
+def test_a_block_of_the_same_images_is_differentiable_in_them() -> None:
+    images = torch.randn(3, 1, 8, 8, requires_grad=True)
+    draw = Augmentation(("flip",)).draw_steps(5, 3, Randomness.for_purpose(0, "block"))
+    draw(images.expand(1, 5, *images.shape)).sum().backward()
+    torch.testing.assert_close(images.grad, torch.full_like(images, 5.0))

@@ -77,6 +77,25 @@ def test_momentum_is_that_of_sgd(digits: Dataset, experts: Experts) -> None:
     torch.testing.assert_close(made.coreset.images, x, rtol=1e-4, atol=1e-5)
 
 
+def test_adam_moves_every_point_by_its_rate_at_first(digits: Dataset, experts: Experts) -> None:
+    """Adam's first step is the learning rate against the sign of the gradient, whatever the gradient's size."""
+    made = run(digits, experts, Pull(), optimiser="adam", learning_rate=0.01, iterations=1)
+    moved = made.coreset.images - made.initial.images
+    torch.testing.assert_close(moved, 0.01 * (2 - made.initial.images).sign(), rtol=1e-3, atol=1e-6)
+
+
+def test_averaging_returns_the_average_of_the_iterates(digits: Dataset, experts: Experts) -> None:
+    made = run(digits, experts, Pull(), averaging=0.8)
+    x = made.initial.images.clone()
+    average = x.clone()
+    for iteration in range(1, 26):
+        x = x - 0.1 * (x - 2)
+        kept = min(0.8, iteration / (iteration + 10))
+        average = kept * average + (1 - kept) * x
+    torch.testing.assert_close(made.coreset.images, average, rtol=1e-4, atol=1e-5)
+    assert made.coreset.configuration["learned"]["rate"] == pytest.approx(3 - 2 * 0.9**25, rel=1e-4)
+
+
 def test_the_start_is_real_images_of_each_class(digits: Dataset, experts: Experts) -> None:
     start = real_coreset(digits, ConstructionSettings(ipc=3), experts.network.spec, "random")
     assert start.labels.tolist() == [label for label in range(10) for _ in range(3)]
@@ -127,14 +146,17 @@ def test_a_saved_coreset_can_be_continued(digits: Dataset, experts: Experts) -> 
 # Checkpoints.
 
 
-def test_an_interrupted_run_goes_on_to_the_same_end(digits: Dataset, experts: Experts, tmp_path: Path) -> None:
-    undisturbed = run(digits, experts, Pull(), momentum=0.5)
+@pytest.mark.parametrize("learning", [{"momentum": 0.5}, {"optimiser": "adam"}, {"averaging": 0.9}])
+def test_an_interrupted_run_goes_on_to_the_same_end(
+    digits: Dataset, experts: Experts, tmp_path: Path, learning: dict[str, Any]
+) -> None:
+    undisturbed = run(digits, experts, Pull(), **learning)
     checkpoint = tmp_path / "x.checkpoint"
     with pytest.raises(KeyboardInterrupt):
-        run(digits, experts, Pull(interrupt_at=14), momentum=0.5, checkpoint=checkpoint)
+        run(digits, experts, Pull(interrupt_at=14), **learning, checkpoint=checkpoint)
     assert [path.name for path in tmp_path.iterdir()] == ["x.checkpoint"]
     again = _named_alike(Pull(interrupt_at=14), calls=100)
-    resumed = run(digits, experts, again, momentum=0.5, checkpoint=checkpoint)
+    resumed = run(digits, experts, again, **learning, checkpoint=checkpoint)
     assert again.calls == 115, "iterations 1 to 10 were not repeated"
     assert torch.equal(resumed.coreset.images, undisturbed.coreset.images)
     assert resumed.history == undisturbed.history

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pseudocoresets.data.augmentation import Augmentation
 from pseudocoresets.divergences import ContrastiveDivergence, Points, Problem
+from pseudocoresets.divergences.contrastive import Phases, step_size_slope
 from pseudocoresets.divergences.method import chain_augmentation
 from pseudocoresets.energy import Classifier, Energy, uniform_weights
 from pseudocoresets.errors import InputError
@@ -116,6 +117,34 @@ def test_the_chain_leaves_no_graph() -> None:
     assert not any(phase.requires_grad for phase in phases)
 
 
+@pytest.mark.parametrize("step_size", [1e-4, 10.0])
+def test_a_learned_step_size_grows_where_the_chain_falls_short_and_shrinks_where_it_overshoots(
+    step_size: float,
+) -> None:
+    """A chain that shrinks theta by eta, and an expert that has shrunk it to a half."""
+    start = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
+    lead = 0.5 * start
+    phases = Phases(start, start - lead, start - step_size * start)
+    slope = step_size_slope(phases, torch.tensor(step_size))
+    expected = (step_size - 0.5) / 0.5**2  # d/deta of (eta - 1/2)^2 / (2 (1/2)^2)
+    torch.testing.assert_close(slope, torch.tensor(expected), rtol=1e-4, atol=0)
+
+
+def test_the_learned_step_size_is_the_chains_and_leaves_the_points_gradient_alone() -> None:
+    problem, points, _ = problem_and_points(None)
+    extra = torch.tensor(0.05, requires_grad=True)
+    learned = ContrastiveDivergence(2, 4, steps=3, step_size=0.01, step_size_learning_rate=1e-5)
+    fixed = ContrastiveDivergence(2, 4, steps=3, step_size=0.05)
+    assert learned.extras()["step_size"] == (0.01, 1e-5)
+    with_extra = Points(points.x, points.y, points.weights, {"step_size": extra})
+    ours = learned.loss(with_extra, problem, Randomness.for_purpose(7, "test"))
+    theirs = fixed.loss(points, problem, Randomness.for_purpose(7, "test"))
+    gradients = torch.autograd.grad(ours.value, [points.x, extra])
+    assert torch.equal(gradients[0], torch.autograd.grad(theirs.value, points.x)[0])
+    assert torch.equal(ours.value.detach(), theirs.value.detach())
+    assert float(gradients[1]) != 0
+
+
 def test_samplers_that_accept_or_reject_see_one_augmentation() -> None:
     problem, points, _ = problem_and_points(Augmentation(("crop", "rotate")))
     randomness = Randomness.for_purpose(0, "t")
@@ -126,7 +155,10 @@ def test_samplers_that_accept_or_reject_see_one_augmentation() -> None:
     assert any(not torch.equal(fresh(x), fresh(x)) for _ in range(5))
 
 
-@pytest.mark.parametrize("settings", [{"ahead": -1}, {"chains": 0}, {"steps": 0}, {"sigma": -0.1}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"ahead": -1}, {"chains": 0}, {"steps": 0}, {"sigma": -0.1}, {"ahead": 0, "step_size_learning_rate": 1e-5}],
+)
 def test_impossible_settings_are_refused(settings: dict[str, int]) -> None:
     with pytest.raises(InputError, match="Contrastive divergence needs"):
         ContrastiveDivergence(**settings)  # type: ignore[arg-type]

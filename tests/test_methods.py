@@ -124,7 +124,7 @@ def test_contrastive_divergence_takes_other_kernels(kernel: str) -> None:
     method = ContrastiveDivergence(ahead=1, chains=2, steps=3, kernel=kernel, step_size=0.05)
     points = network_points()
     start = problem.experts.draw(2, None, 1, Randomness.for_purpose(0)).start
-    _, negative = method.sample_phases(points, problem, Randomness.for_purpose(0))
+    negative = method.sample_phases(points, problem, Randomness.for_purpose(0)).negative
     assert torch.isfinite(negative).all()
     assert (negative - start).norm(dim=1).min() > 0.01
     assert all(

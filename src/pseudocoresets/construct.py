@@ -29,6 +29,9 @@ from pseudocoresets.progress import Progress, Silent, task
 from pseudocoresets.seeds import Randomness
 from pseudocoresets.selection import SELECTIONS
 
+OPTIMISERS = ("sgd", "adam")
+ADAM_DECAYS = (0.9, 0.99)
+AVERAGING_DELAY = 10
 CHECK_INTERVAL = 10
 CHECKPOINT_SECONDS = 5.0
 SMALLEST_EXTRA = 1e-8
@@ -39,12 +42,18 @@ DIVERGED_ENERGY = 1e4
 
 @dataclass(frozen=True)
 class ConstructionSettings:
-    """How the points are learned: SGD, x <- x - learning_rate * grad (with momentum)."""
+    """How the points are learned: by SGD, x <- x - learning_rate * grad (with momentum), or by Adam.
+
+    With ``averaging`` b > 0 the coreset is the average of its iterates x_t with weights that fall by b an iteration,
+    a_t = b_t a_{t-1} + (1 - b_t) x_t,  b_t = min(b, t / (t + 10)),  which takes the noise of the last ones out.
+    """
 
     ipc: int = 1
     iterations: int = 1000
     learning_rate: float = 100.0
     momentum: float = 0.0
+    optimiser: str = "sgd"
+    averaging: float = 0.0
     initialisation: str = "random"
     augment: bool = True
     weights: str = "full"
@@ -65,6 +74,10 @@ class ConstructionSettings:
             raise InputError("A construction needs at least one iteration and a positive learning rate.")
         if not 0 <= self.momentum < 1:
             raise InputError(f"The momentum must lie between 0 and below 1; got {self.momentum}.")
+        if not 0 <= self.averaging < 1:
+            raise InputError(f"The averaging must lie between 0 and below 1; got {self.averaging}.")
+        if self.optimiser not in OPTIMISERS:
+            raise InputError(f"The optimiser must be one of {', '.join(OPTIMISERS)}; got '{self.optimiser}'.")
         if self.weights not in ("full", "unit"):
             raise InputError(f"Weights must be 'full' or 'unit'; got '{self.weights}'.")
 
@@ -274,7 +287,9 @@ class Learner:
         for leaf in self._leaves.values():
             leaf.requires_grad_()
         groups = [{"params": [leaf], "lr": rates[name]} for name, leaf in self._leaves.items()]
-        self._optimiser = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
+        self._optimiser = _optimiser(groups, settings)
+        averaged = [name for name in self._leaves if settings.averaging and not name.startswith("extra.")]
+        self._averages = {name: self._leaves[name].detach().clone() for name in averaged}
         self._record_names: list[str] = []
         self._records: list[Tensor] = []
         self._pending: list[Tensor] = []
@@ -282,13 +297,16 @@ class Learner:
 
     def points(self) -> Points:
         """The points as functions of what is learned: labels by a softmax, weights by one that keeps their sum."""
+        return self._points_of(self._leaves)
+
+    def _points_of(self, learned: Mapping[str, Tensor]) -> Points:
         labels, weights = self._hard_labels, self._fixed_weights
-        if "label_logits" in self._leaves:
-            labels = self._leaves["label_logits"].softmax(-1)
-        if "weight_logits" in self._leaves:
-            weights = self._weight_total * self._leaves["weight_logits"].softmax(0)
-        extras = {name.removeprefix("extra."): leaf for name, leaf in self._leaves.items() if name.startswith("extra.")}
-        return Points(self._leaves["images"], labels, weights, extras)
+        if "label_logits" in learned:
+            labels = learned["label_logits"].softmax(-1)
+        if "weight_logits" in learned:
+            weights = self._weight_total * learned["weight_logits"].softmax(0)
+        extras = {name.removeprefix("extra."): leaf for name, leaf in learned.items() if name.startswith("extra.")}
+        return Points(learned["images"], labels, weights, extras)
 
     def step(self, method: Method, problem: Problem, randomness: Randomness) -> None:
         loss = method.loss(self.points(), problem, randomness)
@@ -297,6 +315,7 @@ class Learner:
         self._optimiser.step()
         self._keep_extras_positive()
         self.iteration += 1
+        self._average()
         terms = {"loss": loss.value.detach()} | dict(loss.terms)
         self._record_names = list(terms)
         self._pending.append(torch.stack([value.to(torch.float64) for value in terms.values()]))
@@ -306,6 +325,11 @@ class Learner:
             for name, leaf in self._leaves.items():
                 if name.startswith("extra."):
                     leaf.clamp_(min=SMALLEST_EXTRA)
+
+    def _average(self) -> None:
+        kept = min(self._settings.averaging, self.iteration / (self.iteration + AVERAGING_DELAY))
+        for name, average in self._averages.items():
+            average.lerp_(self._leaves[name].detach(), 1 - kept)
 
     def check(self) -> None:
         """Bring the pending records to the host and stop if the energy left what is sensible."""
@@ -336,20 +360,22 @@ class Learner:
         self._sound = self._snapshot()
 
     def _snapshot(self) -> _Snapshot:
-        """Copies of what is learned and of the optimiser's momentum."""
+        """Copies of what is learned, of its averages and of the optimiser's memory."""
         tensors = {"leaf." + name: leaf.detach().clone() for name, leaf in self._leaves.items()}
+        tensors |= {"average." + name: average.clone() for name, average in self._averages.items()}
         for name, leaf in self._leaves.items():
-            buffer = self._optimiser.state[leaf].get("momentum_buffer")
-            if buffer is not None:
-                tensors["momentum." + name] = buffer.detach().clone()
+            for key, value in self._optimiser.state[leaf].items():
+                if value is not None:
+                    tensors[f"optimiser.{key}.{name}"] = value.detach().clone()
         return _Snapshot(self.iteration, len(self._records), tensors)
 
     def _put_back(self, snapshot: _Snapshot) -> None:
         with torch.no_grad():
             for name, leaf in self._leaves.items():
                 leaf.copy_(snapshot.tensors["leaf." + name])
-                buffer = snapshot.tensors.get("momentum." + name)
-                self._optimiser.state[leaf]["momentum_buffer"] = None if buffer is None else buffer.clone().to(leaf)
+                self._optimiser.state[leaf] = _optimiser_memory(snapshot.tensors, name, self.device)
+            for name, average in self._averages.items():
+                average.copy_(snapshot.tensors["average." + name])
         self.iteration = snapshot.iteration
         del self._records[snapshot.records :]
         self._pending.clear()
@@ -363,7 +389,7 @@ class Learner:
         return [{"iteration": i + 1} | dict(zip(self._record_names, row, strict=True)) for i, row in enumerate(rows)]
 
     def coreset(self, start: Coreset) -> Coreset:
-        points = self.points().detached()
+        points = self._points_of(self._leaves | self._averages).detached()
         recorded = dict(start.configuration)
         if points.extras:
             recorded["learned"] = {name: float(value) for name, value in points.extras.items()}
@@ -381,6 +407,23 @@ class Learner:
             configuration=recorded,
             flippable=start.flippable,
         )
+
+
+def _optimiser(groups: list[dict[str, Any]], settings: ConstructionSettings) -> torch.optim.Optimizer:
+    if settings.optimiser == "adam":
+        return torch.optim.Adam(groups, betas=ADAM_DECAYS)
+    return torch.optim.SGD(groups, momentum=settings.momentum)
+
+
+def _optimiser_memory(tensors: Mapping[str, Tensor], leaf: str, device: torch.device) -> dict[str, Tensor]:
+    """What ``_snapshot`` kept of the optimiser for one leaf; Adam's counter stays on the host."""
+    before, after = "optimiser.", "." + leaf
+    kept = {
+        name.removeprefix(before).removesuffix(after): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(before) and name.endswith(after)
+    }
+    return {key: tensor.to("cpu" if key == "step" else device, copy=True) for key, tensor in kept.items()}
 
 
 class _Diverged(Exception):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from pseudocoresets.networks import Network
 if TYPE_CHECKING:
     from pseudocoresets.accelerated.chains import CapturedChains
     from pseudocoresets.accelerated.convnet import EnergyGradient, Layout
+    from pseudocoresets.accelerated.trajectory import CapturedTrajectory
 
 __all__ = ["Accelerator", "block_length", "default_accelerator", "set_precision"]
 
@@ -38,6 +40,7 @@ class Accelerator:
 
     enabled: bool = True
     _captured: dict[tuple[object, ...], CapturedChains | None] = field(default_factory=dict)
+    _trajectories: dict[tuple[object, ...], CapturedTrajectory | None] = field(default_factory=dict)
     _layouts: dict[tuple[object, ...], Layout | None] = field(default_factory=dict)
     _workspaces: dict[tuple[object, ...], EnergyGradient] = field(default_factory=dict)
 
@@ -49,9 +52,22 @@ class Accelerator:
             return None
         key = (str(network.spec.as_json()), str(device), chains, images, steps, soft, shared)
         if key not in self._captured:
-            layout = self._layout(network, device)
-            self._captured[key] = _capture(layout, network, device, chains, images, steps, soft, shared)
+            self._captured[key] = _capture_chains(
+                self._layout(network, device), network, device, chains, images, steps, soft, shared
+            )
         return self._captured[key]
+
+    def trajectory_for(
+        self, network: Network, device: torch.device, images: int, steps: int, soft: bool
+    ) -> CapturedTrajectory | None:
+        """A captured descent of this shape with its adjoint, or None as above."""
+        if not self.enabled or device.type != "cuda":
+            return None
+        key = (str(network.spec.as_json()), str(device), images, steps, soft)
+        if key not in self._trajectories:
+            layout = self._layout(network, device)
+            self._trajectories[key] = _capture_trajectory(layout, network, device, images, steps, soft)
+        return self._trajectories[key]
 
     def _layout(self, network: Network, device: torch.device) -> Layout | None:
         """The network's layout on the device, found once: it is asked for in every iteration."""
@@ -118,7 +134,7 @@ def _probabilities(layout: Layout, thetas: Tensor, inputs: Tensor) -> Iterator[T
         yield workspace.logits(ordered, ordered.bfloat16(), x).softmax(-1)
 
 
-def _capture(
+def _capture_chains(
     layout: Layout | None,
     network: Network,
     device: torch.device,
@@ -132,13 +148,32 @@ def _capture(
         return None
     from pseudocoresets.accelerated.chains import CapturedChains
 
-    try:
+    with _falling_back():
         return CapturedChains(layout, network.spec.shape, chains, images, steps, soft, shared, device)
+    return None
+
+
+def _capture_trajectory(
+    layout: Layout | None, network: Network, device: torch.device, images: int, steps: int, soft: bool
+) -> CapturedTrajectory | None:
+    if layout is None:
+        return None
+    from pseudocoresets.accelerated.trajectory import CapturedTrajectory
+
+    with _falling_back():
+        return CapturedTrajectory(layout, network.spec.shape, images, steps, soft, device)
+    return None
+
+
+@contextmanager
+def _falling_back() -> Iterator[None]:
+    """Turn whatever Triton or CUDA object to, other than a lack of memory, into one warning line."""
+    try:
+        yield
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever Triton or CUDA object to here, the plain path computes the same
+    except Exception as error:  # the plain path computes the same
         logger.warning("The fast path could not be captured (%s); the plain path is used.", str(error).split("\n")[0])
-        return None
 
 
 def _layout(network: Network) -> Layout | None:

@@ -7,7 +7,6 @@ images of a block (augmented all at once) and replays the graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -40,10 +39,10 @@ class CapturedChains:
         self._layout = layout
         self.chains, self.images, self.steps = chains, images, steps
         sources = 1 if shared else chains
-        self._theta = _aligned_rows(chains, layout.size, device, torch.float32)
-        self._velocity = _aligned_rows(chains, layout.size, device, torch.float32)
-        self._gradient = _aligned_rows(chains, layout.size, device, torch.float32)
-        self._compact = _aligned_rows(chains, layout.size, device, torch.bfloat16)
+        self._theta = aligned_rows(chains, layout.size, device, torch.float32)
+        self._velocity = aligned_rows(chains, layout.size, device, torch.float32)
+        self._gradient = aligned_rows(chains, layout.size, device, torch.float32)
+        self._compact = aligned_rows(chains, layout.size, device, torch.bfloat16)
         channels, height, width = image_shape
         self._x = torch.zeros(sources, steps, images, height, width, channels, device=device, dtype=torch.bfloat16)
         label_shape = (sources, steps, images, layout.classes) if soft_labels else (sources, steps, images)
@@ -87,10 +86,8 @@ class CapturedChains:
         self._graph.replay()
 
     def _fill(self, x: Tensor, augmentation: Augmentation | None, randomness: Randomness) -> None:
-        """One kind of augmentation a step; all steps of one kind are done together."""
         if augmentation is not None:
-            kinds = [randomness.host.choice(augmentation.kinds) for _ in range(self.steps)]
-            x = augment_steps(x, kinds, randomness)
+            x = augmentation.draw_steps(self.steps, x.shape[0] * x.shape[2], randomness)(x)
         self._x.copy_(x.movedim(3, -1))
 
     def _steps_of(self, chain: int, steps: int) -> None:
@@ -127,7 +124,7 @@ class CapturedChains:
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         """Warm up one chain after another, so that cuDNN times its algorithms undisturbed; capture them together."""
-        with _cudnn_benchmark(), torch.no_grad():
+        with cudnn_benchmark(), torch.no_grad():
             warm_up = torch.cuda.Stream()
             warm_up.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(warm_up):
@@ -142,39 +139,13 @@ class CapturedChains:
         return graph
 
 
-def _aligned_rows(rows: int, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+def aligned_rows(rows: int, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Zeros (rows, size) with aligned rows; cuDNN's fast convolutions need that of their weights."""
     padded = -(-size // ROW_ALIGNMENT) * ROW_ALIGNMENT
     return torch.zeros(rows, padded, device=device, dtype=dtype)[:, :size]
 
 
-def augment_steps(x: Tensor, kinds: list[str], randomness: Randomness) -> Tensor:
-    """``kinds[t]`` applied to x[:, t]; images (sources, steps, images, channels, height, width)."""
-    positions = sorted(range(len(kinds)), key=lambda step: kinds[step])
-    inverse = sorted(range(len(kinds)), key=lambda place: positions[place])
-    if x.stride(1) != 0:
-        x = x[:, _index(positions, x.device)]
-    done, start = [], 0
-    for kind, count in _runs([kinds[step] for step in positions]):
-        part = x[:, start : start + count]
-        flat = part.flatten(0, 2)
-        transformed = Augmentation.draw_kind(kind, len(flat), randomness.device)(flat)
-        done.append(transformed.view(part.shape))
-        start += count
-    return torch.cat(done, 1)[:, _index(inverse, x.device)]
-
-
-def _index(values: list[int], device: torch.device) -> Tensor:
-    """A list of indices on the device, without waiting for it."""
-    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
-
-
-def _runs(kinds: list[str]) -> Iterator[tuple[str, int]]:
-    for kind in dict.fromkeys(kinds):
-        yield kind, kinds.count(kind)
-
-
-class _cudnn_benchmark:  # noqa: N801
+class cudnn_benchmark:  # noqa: N801
     """Let cuDNN try its algorithms for the shapes within the block."""
 
     def __enter__(self) -> None:

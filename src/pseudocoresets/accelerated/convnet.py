@@ -128,12 +128,20 @@ class EnergyGradient:
         )
         self._backward(theta, compact, x, gradient, of_weights=True)
 
+    def accumulate_both(
+        self, theta: Tensor, compact: Tensor, x: Tensor, y: Tensor, factors: Tensor, gradient: Tensor, energies: Tensor
+    ) -> Tensor:
+        """``accumulate``, and the gradient in the images."""
+        self.accumulate(theta, compact, x, y, factors, gradient, energies)
+        return self._image_gradient(compact, x)
+
     def input_gradient(
         self, theta: Tensor, compact: Tensor, x: Tensor, y: Tensor, factors: Tensor, energies: Tensor
     ) -> Tensor:
         """The gradient of sum_i s_i cross-entropy_i in the images (m, channels, height, width)."""
         self._classify(theta, compact, x, y, factors, energies)
-        return self._backward(theta, compact, x, torch.zeros_like(theta), of_weights=False)
+        self._backward(theta, compact, x, torch.zeros_like(theta), of_weights=False)
+        return self._image_gradient(compact, x)
 
     def logits(self, theta: Tensor, compact: Tensor, x: Tensor) -> Tensor:
         """Class scores (m, classes), float32."""
@@ -167,22 +175,28 @@ class EnergyGradient:
                 self._convolved[number] = z
             blocks.norm_relu_pool(z, theta[block.gamma], theta[block.beta], self._pooled[number])
 
-    def _backward(self, theta: Tensor, compact: Tensor, x: Tensor, gradient: Tensor, of_weights: bool) -> Tensor:
-        """Down through the blocks, adding to ``gradient``; returns the gradient in the images if not ``of_weights``."""
+    def _backward(self, theta: Tensor, compact: Tensor, x: Tensor, gradient: Tensor, of_weights: bool) -> None:
+        """Down through the blocks, adding to ``gradient``."""
         incoming = self._dfeatures.view(self._pooled[-1].shape)
         for number in reversed(range(len(self.layout.blocks))):
             block, dz = self.layout.blocks[number], self._dconvolved[number]
             gamma, beta = theta[block.gamma], theta[block.beta]
             dgamma, dbeta = gradient[block.gamma], gradient[block.beta]
             blocks.norm_relu_pool_backward(self._convolved[number], gamma, beta, incoming, dz, dgamma, dbeta)
-            if number == 0 and of_weights:
-                blocks.first_convolution_weight_gradient(x, dz, gradient[block.weight], block.padding)
-                return incoming
-            below = x if number == 0 else self._pooled[number - 1]
-            incoming, dweight = _convolution_backward(dz, below, _kernel(compact, block), block.padding, of_weights)
+            if number == 0:
+                break
+            below, weight = self._pooled[number - 1], _kernel(compact, block)
+            incoming, dweight = _convolution_backward(dz, below, weight, block.padding, of_weights)
             if of_weights:
                 gradient[block.weight].view(block.channels, 3, 3, block.inputs).copy_(dweight.permute(0, 2, 3, 1))
-        return incoming
+        if of_weights:
+            first = self.layout.blocks[0]
+            blocks.first_convolution_weight_gradient(x, self._dconvolved[0], gradient[first.weight], first.padding)
+
+    def _image_gradient(self, compact: Tensor, x: Tensor) -> Tensor:
+        """Through the first convolution, after ``_backward``."""
+        first = self.layout.blocks[0]
+        return _convolution_backward(self._dconvolved[0], x, _kernel(compact, first), first.padding, False)[0]
 
 
 def _convolution_backward(

@@ -8,6 +8,7 @@ images' number format.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -47,6 +48,28 @@ class Augmentation:
         """One kind for the batch, and parameters for ``count`` images."""
         return self.draw_kind(randomness.host.choice(self.kinds), count, randomness.device)
 
+    def draw_steps(self, steps: int, count: int, randomness: Randomness) -> Transformation:
+        """One kind for each of ``steps`` steps, for images (sources, steps, images, channels, height, width).
+
+        ``count`` is the number of images of one step over all sources. Steps of one kind are transformed together.
+        """
+        kinds = [randomness.host.choice(self.kinds) for _ in range(steps)]
+        order = sorted(range(steps), key=kinds.__getitem__)
+        inverse = sorted(range(steps), key=order.__getitem__)
+        drawn = [
+            (times, self.draw_kind(kind, times * count, randomness.device))
+            for kind, times in sorted(Counter(kinds).items())
+        ]
+
+        def apply(x: Tensor) -> Tensor:
+            if x.stride(1) != 0:
+                x = x[:, _index(order, x.device)]
+            parts = x.split([times for times, _ in drawn], 1)
+            done = [draw(part.flatten(0, 2)).view(part.shape) for part, (_, draw) in zip(parts, drawn, strict=True)]
+            return torch.cat(done, 1)[:, _index(inverse, x.device)]
+
+        return apply
+
     @staticmethod
     def draw_kind(kind: str, count: int, generator: torch.Generator) -> Transformation:
         """Parameters of a given kind for ``count`` images."""
@@ -58,6 +81,11 @@ class Augmentation:
 def dsa(flippable: bool) -> Augmentation:
     """The literature's six kinds, without flips where a mirrored image changes its meaning."""
     return Augmentation(tuple(kind for kind in KINDS if flippable or kind != "flip"))
+
+
+def _index(values: list[int], device: torch.device) -> Tensor:
+    """A list of indices on the device, without waiting for it."""
+    return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def _color(images: Tensor, uniform: Tensor) -> Tensor:

@@ -12,6 +12,12 @@ theta- is the end of ``steps`` kernel steps on the coreset from theta_s + sigma 
 snapshot. With ``ahead = 0``, theta+ is where that chain started. With ``ahead = a``, theta+ is the same expert a epochs
 later: the full-data chain and the coreset chain start at the same place, and the coreset is moved until they agree.
 
+With ``step_size_learning_rate`` > 0 the chain's step size eta is learned too, so that the chain goes as far as the
+expert leads. It follows the gradient of || theta- - theta+ ||^2 / (2 || theta+ - theta_s ||^2) with the chain's path
+taken to grow in proportion to eta:
+
+    dL/deta = < theta- - theta+, theta- - theta_s > / (eta || theta+ - theta_s ||^2).
+
 No second derivatives and no unrolled graph: memory does not grow with ``steps``. An unadjusted kernel sees the coreset
 under a fresh augmentation at each step; one that accepts or rejects (``hmc``, ``mala``) under one for the whole chain,
 because it is exact only for a potential that stays the same.
@@ -21,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +38,16 @@ from pseudocoresets.kernels import KERNELS
 from pseudocoresets.kernels.kernel import AnyKernel
 from pseudocoresets.networks import parse_name
 from pseudocoresets.seeds import Randomness
+
+STEP_SIZE = "step_size"
+
+
+class Phases(NamedTuple):
+    """The chains' starts, theta+ and theta-, each (chains, parameters)."""
+
+    start: Tensor
+    positive: Tensor
+    negative: Tensor
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,7 @@ class ContrastiveDivergence:
     steps: int = 100
     step_size: float = 0.01
     sigma: float = 0.001
+    step_size_learning_rate: float = 0.0
     kernel: str = "langevin"
     """A sampler and its options, such as ``sghmc:momentum_decay=0.5`` or ``hmc:leapfrog_steps=5``."""
 
@@ -52,25 +70,45 @@ class ContrastiveDivergence:
                 "Contrastive divergence needs ahead >= 0, chains >= 1, steps >= 1 and sigma >= 0; got "
                 f"ahead={self.ahead}, chains={self.chains}, steps={self.steps}, sigma={self.sigma}."
             )
+        if self.step_size_learning_rate < 0 or (self.step_size_learning_rate > 0 and self.ahead == 0):
+            raise InputError(
+                "Contrastive divergence learns its step size from the expert's lead: that needs ahead >= 1 and a "
+                f"positive rate; got ahead={self.ahead} and {self.step_size_learning_rate}."
+            )
         build_kernel(self.kernel, self.step_size)
 
     def extras(self) -> Mapping[str, Extra]:
-        return {}
+        if self.step_size_learning_rate == 0:
+            return {}
+        return {STEP_SIZE: Extra(self.step_size, self.step_size_learning_rate)}
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
-        positive, negative = self.sample_phases(points, problem, randomness)
-        return phase_difference(points, problem, positive, negative, randomness)
+        phases = self.sample_phases(points, problem, randomness)
+        loss = phase_difference(points, problem, phases.positive, phases.negative, randomness)
+        if STEP_SIZE not in points.extras:
+            return loss
+        step_size = points.extras[STEP_SIZE]
+        matched = (step_size - step_size.detach()) * step_size_slope(phases, step_size.detach())
+        return Loss(loss.value + matched, {**loss.terms, STEP_SIZE: step_size.detach()})
 
-    def sample_phases(self, points: Points, problem: Problem, randomness: Randomness) -> tuple[Tensor, Tensor]:
-        """theta+ and theta-, each (chains, parameters), without a graph."""
+    def sample_phases(self, points: Points, problem: Problem, randomness: Randomness) -> Phases:
+        """Where the chains start and end, and the experts, without a graph."""
         if problem.experts is None:
             raise InputError("Contrastive divergence needs experts; train some first.")
         draw = problem.experts.draw(self.chains, self.latest_start, self.ahead, randomness)
         start = perturbed(draw.start, self.sigma, randomness)
         positive = start if self.ahead == 0 else perturbed(draw.later, self.sigma, randomness)
-        kernel = build_kernel(self.kernel, self.step_size)
+        step_size = float(points.extras[STEP_SIZE].detach()) if STEP_SIZE in points.extras else self.step_size
+        kernel = build_kernel(self.kernel, step_size)
         negative = problem.run_chain(kernel, start, points, self.steps, randomness)
-        return positive, negative
+        return Phases(start, positive, negative)
+
+
+def step_size_slope(phases: Phases, step_size: Tensor) -> Tensor:
+    """dL/deta as above, the mean over chains."""
+    lead = (phases.positive - phases.start).square().sum(-1)
+    missed = ((phases.negative - phases.positive) * (phases.negative - phases.start)).sum(-1)
+    return (missed / lead).mean() / step_size
 
 
 def build_kernel(name: str, step_size: float) -> AnyKernel:

@@ -7,7 +7,7 @@ differentiable descent steps on the coreset,
         + weight * || theta_k - theta+ ||^2 / || theta_s - theta+ ||^2
 
 with energies per datum. One trajectory serves both terms; sg stops the gradient in the first, and the second has the
-constant-memory gradient of the Wasserstein method. The published code takes theta+ = theta_s, where the second
+gradient of the Wasserstein method. The published code takes theta+ = theta_s, where the second
 denominator is zero, and lets the gradient of the first term run through the trajectory; so ``ahead`` is at
 least 1 here. Its chain has no Langevin noise, and neither has this one.
 
@@ -39,8 +39,9 @@ class ContrastiveWasserstein:
     step_size_learning_rate: float = 0.0
     sigma: float = 0.001
     weight: float = 1.0
-    gradient: str = "constant-memory"
+    gradient: str = "auto"
     stored: int = 32
+    reach: float = 0.3
 
     def __post_init__(self) -> None:
         require_at_least("The combined method", sigma=(self.sigma, 0), weight=(self.weight, 0))
@@ -57,6 +58,7 @@ class ContrastiveWasserstein:
             self.step_size_learning_rate,
             self.gradient,
             self.stored,
+            self.reach,
         )
 
     def extras(self) -> Mapping[str, Extra]:

@@ -121,15 +121,23 @@ class Problem:
             return None
         temperature = self.energy.temperature / self.energy.data_size if noisy else 0.0
         runner.set_position(start)
-        runner.set_rates(kernel.step_size, temperature, 1 / (model.prior_scale**2 * self.energy.data_size))
+        runner.set_rates(kernel.step_size, temperature, self.decay(model))
         runner.set_labels(points.y, points.weights / self.energy.data_size)
         for _ in range(steps // runner.steps):
             runner.run_block(points.x.expand(1, runner.steps, *points.x.shape), self.augmentation, randomness)
         return runner.position()
 
+    def decay(self, model: Classifier) -> float:
+        """What the prior adds to the slope, per unit of theta: 1 / (s^2 n)."""
+        return 1 / (model.prior_scale**2 * self.energy.data_size)
+
     def transformation(self, count: int, randomness: Randomness) -> Transformation:
         """One drawn augmentation for ``count`` points, or the identity."""
         return _identity if self.augmentation is None else self.augmentation.draw(count, randomness)
+
+    def block_transformation(self, steps: int, count: int, randomness: Randomness) -> Transformation:
+        """One drawn augmentation for each step of a block of points (1, steps, count, ...), or the identity."""
+        return _identity if self.augmentation is None else self.augmentation.draw_steps(steps, count, randomness)
 
 
 def chain_augmentation(kernel: AnyKernel, count: int, problem: Problem, randomness: Randomness) -> Transformation:

@@ -26,9 +26,10 @@ learned (non-negative; here they also keep their sum, the size of the full data)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from pseudocoresets.divergences.estimator import (
@@ -41,7 +42,7 @@ from pseudocoresets.divergences.estimator import (
 )
 from pseudocoresets.divergences.method import Extra, Loss, Points, Problem
 from pseudocoresets.errors import InputError
-from pseudocoresets.kernels import Langevin, advance
+from pseudocoresets.kernels import Langevin
 from pseudocoresets.seeds import Randomness
 
 
@@ -86,7 +87,6 @@ class PseudocoresetVI:
     def sample_coreset(self, points: Points, problem: Problem, start: Tensor, randomness: Randomness) -> Tensor:
         """Samples (samples, parameters) of the coreset's posterior around the mode near ``start`` (1, size)."""
         mode = descend(points, problem, start, self.steps, self.step_size, randomness)
-        fixed = points.detached()
-        target = problem.energy.target(fixed.x, fixed.y, fixed.weights)
-        chains = mode.expand(self.samples, -1)
-        return advance(Langevin(self.step_size), chains, target, self.langevin_steps, randomness.device)
+        plain, kernel = replace(problem, augmentation=None), Langevin(self.step_size)
+        groups = mode.expand(self.samples, -1).split(self.at_once)
+        return torch.cat([plain.run_chain(kernel, group, points, self.langevin_steps, randomness) for group in groups])

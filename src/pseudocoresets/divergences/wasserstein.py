@@ -8,9 +8,9 @@ of the expert's own step:
     L           = || theta_k - theta* ||^2 / || theta_s - theta* ||^2,             theta* = theta_{s + ahead}
 
 A_t is the augmentation of step t. The step size eta is learned too, with its own learning rate. L depends on x through
-all k steps. Its gradient is computed in one of three ways:
+all k steps. Its gradient is computed in one of four ways:
 
-constant-memory (the default) is exact. With g_t = grad_theta U(theta_t; A_t x), the adjoint runs backwards from
+constant-memory is exact. With g_t = grad_theta U(theta_t; A_t x), the adjoint runs backwards from
 lambda_k = 2 (theta_k - theta*) / || theta_s - theta* ||^2:
 
     s_t       = < g_t, lambda_{t+1} >
@@ -25,6 +25,14 @@ run for each power beyond the first. With ``stored`` >= k nothing is run twice. 
 graph of one step holds the activations of all m points.
 
 unrolled is automatic differentiation through all k steps: the same gradient, and memory for k graphs.
+
+differences is the same recursion with s_t = [U(theta_t + h lambda_{t+1}) - U(theta_t - h lambda_{t+1})] / (2 h), where
+h lambda_k = ``reach`` (theta_k - theta*): first derivatives only. For a smooth U it is exact to second order in h. A
+network of ReLUs is not smooth: the descent jumps where a unit switches, which the exact derivative does not see and a
+difference does. Moving the points by a finite amount, the loss falls further along the differences of reach 0.3 than
+along the exact gradient (docs/research-notes.md). auto, the default, is differences on the fast path of a GPU, where
+they cost three gradients a step, if only the images and the step size are learned; everywhere else it is
+constant-memory.
 
 detached is the constant-memory rewriting of TESLA (Cui et al. 2023), which evaluates each step's gradient at
 parameters held fixed (lambda_t = lambda_k throughout): cheaper by a third, and not the exact gradient.
@@ -44,6 +52,8 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.data.augmentation import Transformation
+from pseudocoresets.divergences.captured_matching import captured_matching
+from pseudocoresets.divergences.contrastive import STEP_SIZE
 from pseudocoresets.divergences.estimator import (
     detached_leaves,
     draw_pairs,
@@ -56,8 +66,7 @@ from pseudocoresets.errors import InputError
 from pseudocoresets.experts.store import Draw
 from pseudocoresets.seeds import Randomness
 
-GRADIENTS = ("constant-memory", "unrolled", "detached")
-STEP_SIZE = "step_size"
+GRADIENTS = ("auto", "constant-memory", "differences", "unrolled", "detached")
 
 
 class Match(NamedTuple):
@@ -77,8 +86,9 @@ class Wasserstein:
     steps: int = 30
     step_size: float = 0.03
     step_size_learning_rate: float = 1e-5
-    gradient: str = "constant-memory"
+    gradient: str = "auto"
     stored: int = 32
+    reach: float = 0.3
 
     def __post_init__(self) -> None:
         require_at_least(
@@ -91,8 +101,8 @@ class Wasserstein:
         )
         if self.gradient not in GRADIENTS:
             raise InputError(f"The gradient must be one of {', '.join(GRADIENTS)}; got '{self.gradient}'.")
-        if not self.step_size > 0:
-            raise InputError(f"The step size must be positive; got {self.step_size}.")
+        if not self.step_size > 0 or not self.reach > 0:
+            raise InputError(f"The step size and the reach must be positive; got {self.step_size} and {self.reach}.")
 
     def extras(self) -> Mapping[str, Extra]:
         return {STEP_SIZE: Extra(self.step_size, self.step_size_learning_rate)}
@@ -104,11 +114,15 @@ class Wasserstein:
 
     def match(self, points: Points, problem: Problem, draw: Draw, randomness: Randomness) -> Match:
         """The loss for a pair of snapshots, averaged over chains."""
+        if self.gradient in ("auto", "differences"):
+            captured = _by_captured_differences(points, problem, draw, self.steps, self.reach, randomness)
+            if captured is not None:
+                return captured
         augmentations = [problem.transformation(len(points.x), randomness) for _ in range(self.steps)]
         if self.gradient == "unrolled":
             return _unrolled(points, problem, draw, augmentations)
-        exact = self.gradient == "constant-memory"
-        return _by_adjoint(points, problem, draw, augmentations, self.stored, exact)
+        reach = self.reach if self.gradient == "differences" else None
+        return _by_adjoint(points, problem, draw, augmentations, self.stored, self.gradient != "detached", reach)
 
 
 def _unrolled(points: Points, problem: Problem, draw: Draw, augmentations: Sequence[Transformation]) -> Match:
@@ -124,23 +138,25 @@ def _by_adjoint(
     draw: Draw,
     augmentations: Sequence[Transformation],
     stored: int,
-    exact: bool,
+    recurrent: bool,
+    reach: float | None,
 ) -> Match:
-    """The loss with its gradient from the adjoint recursion; ``exact = False`` keeps lambda as it is at the end."""
+    """The loss with its gradient from the adjoint recursion, by differences if there is a ``reach``.
+
+    ``recurrent = False`` keeps lambda as it is at the end.
+    """
     leaves = detached_leaves(points)
     wanted = learned_tensors(leaves)
     trajectory = Trajectory(leaves.detached(), problem, augmentations, stored)
     end = trajectory.forwards(draw.start)
-    with torch.enable_grad():
-        last = end.detach().requires_grad_()
-        loss = _relative_distance(last, draw)
-    (costate,) = torch.autograd.grad(loss, last)
+    loss, costate = _last_costate(end, draw)
+    spacing = None if reach is None else _spacing(reach, end, draw, costate)
     gradients = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
     for t, theta in trajectory.backwards():
-        change = _step_gradients(leaves, wanted, problem, augmentations[t], theta, costate)
+        change = _step_gradients(leaves, wanted, problem, augmentations[t], theta, costate, spacing)
         for name, gradient in change.learned.items():
             gradients[name] += gradient
-        if exact:
+        if recurrent:
             costate = costate + change.theta
     return Match(with_gradient(loss, learned_tensors(points), gradients), end)
 
@@ -157,11 +173,21 @@ def _step_gradients(
     augment: Transformation,
     theta: Tensor,
     costate: Tensor,
+    spacing: Tensor | None,
 ) -> _StepGradients:
-    """The gradients of - eta < grad_theta U(theta; A x), lambda > in theta and in everything learned."""
+    """The gradients of - eta < grad_theta U(theta; A x), lambda > in theta and in everything learned.
+
+    With a ``spacing`` h, the product is a central difference of U.
+    """
     theta = theta.detach().requires_grad_()
     with torch.enable_grad():
-        moved = -leaves.extras[STEP_SIZE] * (_slope(leaves, problem, augment, theta) * costate).sum()
+        if spacing is None:
+            along = (_slope(leaves, problem, augment, theta) * costate).sum()
+        else:
+            ends = torch.cat([theta + spacing * costate, theta - spacing * costate])
+            above, below = _potentials(leaves, problem, augment, ends).chunk(2)
+            along = ((above - below) / (2 * spacing.squeeze(-1))).sum()
+        moved = -leaves.extras[STEP_SIZE] * along
     found = torch.autograd.grad(moved, [theta, *wanted.values()], allow_unused=True, materialize_grads=True)
     return _StepGradients(found[0], dict(zip(wanted, found[1:], strict=True)))
 
@@ -227,9 +253,49 @@ class Trajectory:
 
 def _slope(points: Points, problem: Problem, augment: Transformation, theta: Tensor, again: bool = True) -> Tensor:
     """grad_theta U(theta; A x), differentiable once more unless ``again`` is False."""
-    potential = problem.energy.potential(theta, augment(points.x), points.y, points.weights)
-    (slope,) = torch.autograd.grad(potential.sum(), theta, create_graph=again)
+    (slope,) = torch.autograd.grad(_potentials(points, problem, augment, theta).sum(), theta, create_graph=again)
     return slope
+
+
+def _potentials(points: Points, problem: Problem, augment: Transformation, theta: Tensor) -> Tensor:
+    return problem.energy.potential(theta, augment(points.x), points.y, points.weights)
+
+
+def _last_costate(end: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:
+    """The loss at the end of the trajectories, and lambda_k = dL / dtheta_k."""
+    with torch.enable_grad():
+        last = end.detach().requires_grad_()
+        loss = _relative_distance(last, draw)
+    (costate,) = torch.autograd.grad(loss, last)
+    return loss.detach(), costate
+
+
+def _spacing(reach: float, end: Tensor, draw: Draw, costate: Tensor) -> Tensor:
+    """h (chains, 1) such that h lambda_k has ``reach`` times the length of theta_k - theta*."""
+    smallest = torch.finfo(end.dtype).tiny
+    return (
+        reach * (end - draw.later).norm(dim=-1, keepdim=True) / costate.norm(dim=-1, keepdim=True).clamp_min(smallest)
+    )
+
+
+def _by_captured_differences(
+    points: Points, problem: Problem, draw: Draw, steps: int, reach: float, randomness: Randomness
+) -> Match | None:
+    """The differences on the fast path, or None where it does not apply."""
+    step_size = "extra." + STEP_SIZE
+    wanted = learned_tensors(points)
+    matching = None if set(wanted) - {"x", step_size} else captured_matching(points, problem, steps, randomness)
+    if matching is None:
+        return None
+    matching.set_step_size(points.extras[STEP_SIZE])
+    trajectories = [matching.forwards(start) for start in draw.start]
+    end = torch.stack([positions[-1] for positions in trajectories])
+    loss, costates = _last_costate(end, draw)
+    spacings = _spacing(reach, end, draw, costates)
+    for positions, costate, spacing in reversed(list(zip(trajectories, costates, spacings, strict=True))):
+        matching.backwards(positions, costate, spacing.squeeze())
+    gradients = {"x": matching.image_gradient, step_size: matching.step_size_gradient}
+    return Match(with_gradient(loss, wanted, gradients), end)
 
 
 def _relative_distance(theta: Tensor, draw: Draw) -> Tensor:
