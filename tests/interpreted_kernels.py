@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -11,6 +15,7 @@ from torch.nn import functional as F
 
 from pseudocoresets.accelerated import head
 from pseudocoresets.accelerated.convnet import EnergyGradient, Layout, layout_of
+from pseudocoresets.accelerated.trajectory import CapturedTrajectory
 from pseudocoresets.networks import Network, build_network
 
 CPU = torch.device("cpu")
@@ -72,6 +77,64 @@ def check_update() -> dict[str, float]:
     }
 
 
+class Stream:
+    """In place of a CUDA stream: everything happens at once."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def wait_stream(self, other: object) -> None: ...
+
+
+class Replay:
+    """In place of a CUDA graph: the work itself."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = work
+
+
+class InterpretedTrajectory(CapturedTrajectory):
+    def _capture(self) -> tuple[Any, Any]:
+        return Replay(self._all_steps), Replay(self._all_adjoint_steps)
+
+
+def check_trajectory() -> dict[str, float]:
+    """Four steps and their adjoint, against a plain loop of first derivatives in float64."""
+    cuda = {"Stream": Stream, "stream": lambda _: nullcontext(), "current_stream": Stream}
+    steps, images, step_size, decay, spacing = 4, 3, 0.1, 0.01, 1e-2
+    generator = torch.Generator().manual_seed(0)
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    layout = layout_of(network)
+    assert isinstance(layout, Layout)
+    start = network.initialise(0)
+    x, y = torch.randn(steps, images, 3, 8, 8, generator=generator), torch.arange(images)
+    factors, costate = torch.rand(images, generator=generator), torch.randn(network.size, generator=generator)
+    with mock.patch.multiple(torch.cuda, **cuda):
+        trajectory = InterpretedTrajectory(layout, (3, 8, 8), images, steps, False, CPU, torch.float32)
+        trajectory.set_points(y, factors, torch.tensor(step_size), decay)
+        end = trajectory.forwards(start, x)
+        found = trajectory.backwards(costate, torch.tensor(spacing))
+
+    def slopes(theta: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        _, dtheta, dx = reference(network, theta, x[step], y, factors)
+        return dtheta + decay * theta, dx
+
+    path = [start.double()]
+    for step in range(steps):
+        path.append(path[-1] - step_size * slopes(path[-1], step)[0])
+    along, dx, dstep = costate.double(), torch.zeros(x.shape, dtype=torch.float64), torch.zeros(())
+    for step in reversed(range(steps)):
+        above, below = (slopes(path[step] + sign * spacing * along, step) for sign in (1, -1))
+        dstep = dstep - (slopes(path[step], step)[0] * along).sum()
+        dx[step] = -step_size * (above[1] - below[1]) / (2 * spacing)
+        along = along - step_size * (above[0] - below[0]) / (2 * spacing)
+    return {
+        "end": relative(end - start, path[-1] - start),
+        "costate": relative(found.costate - costate, along - costate),
+        "images": relative(found.images, dx),
+        "step size": relative(found.step_size, dstep),
+    }
+
+
 if __name__ == "__main__":
     found = {
         "gradients": [
@@ -79,6 +142,7 @@ if __name__ == "__main__":
             check((1, 28, 28), 3, 10, 2, soft=True),
             check((3, 8, 8), 2, 20, 3, soft=False),
         ],
+        "trajectory": check_trajectory(),
         "update": check_update(),
     }
     sys.stdout.write(json.dumps(found))

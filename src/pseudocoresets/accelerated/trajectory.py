@@ -41,6 +41,7 @@ class CapturedTrajectory:
         steps: int,
         soft_labels: bool,
         device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self.steps = steps
         self._layout = layout
@@ -49,11 +50,11 @@ class CapturedTrajectory:
         self._theta, self._velocity, self._gradient, self._costate = (
             aligned_rows(1, layout.size, device, float32)[0] for _ in range(4)
         )
-        self._compact = aligned_rows(1, layout.size, device, torch.bfloat16)[0]
+        self._compact = aligned_rows(1, layout.size, device, dtype)[0]
         self._path = aligned_rows(steps + 1, layout.size, device, float32)
         self._probes, self._slopes = (aligned_rows(2, layout.size, device, float32) for _ in range(2))
-        self._compact_probes = aligned_rows(2, layout.size, device, torch.bfloat16)
-        self._x = torch.zeros(steps, images, height, width, channels, device=device, dtype=torch.bfloat16)
+        self._compact_probes = aligned_rows(2, layout.size, device, dtype)
+        self._x = torch.zeros(steps, images, height, width, channels, device=device, dtype=dtype)
         self._dx = torch.zeros(steps, images, channels, height, width, device=device)
         label_shape = (images, layout.classes) if soft_labels else (images,)
         self._y = torch.zeros(label_shape, device=device, dtype=float32 if soft_labels else torch.int64)
@@ -61,7 +62,7 @@ class CapturedTrajectory:
         self._rates, self._reach = torch.zeros(4, device=device), torch.ones((), device=device)
         self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
         self._dstep = torch.zeros((), device=device)
-        self._workspaces = [EnergyGradient(layout, images, device) for _ in SIGNS]
+        self._workspaces = [EnergyGradient(layout, images, device, dtype) for _ in SIGNS]
         self._streams = [torch.cuda.Stream(device) for _ in SIGNS]
         self._forwards, self._backwards = self._capture()
 

@@ -217,10 +217,10 @@ def require_experts_for(experts: Experts, dataset: str, spec: NetworkSpec | None
 
 def _on_device(snapshots: list[Tensor], device: torch.device) -> Tensor:
     """Snapshots as one tensor on the device; the copy to a GPU goes on while the host does something else."""
-    stacked = torch.stack(snapshots)
-    if device.type == "cuda" and not stacked.is_cuda:
-        return stacked.pin_memory().to(device, non_blocking=True)
-    return stacked.to(device)
+    if device.type != "cuda" or snapshots[0].is_cuda:
+        return torch.stack(snapshots).to(device)
+    pinned = torch.empty(len(snapshots), len(snapshots[0]), pin_memory=True)
+    return torch.stack(snapshots, out=pinned).to(device, non_blocking=True)
 
 
 def _read_description(folder: Path) -> dict[str, Any]:
