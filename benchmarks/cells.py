@@ -196,10 +196,8 @@ def summary(row: dict[str, Any]) -> str:
         for e in row["evaluations"]
     )
     pace = 1e3 * row.get("seconds_per_iteration", 0)
-    return (
-        f"{job['dataset']} {job['ipc']} {job['method']} s{row['seed']} [{text}] {row['seconds']:.0f}s {pace:.0f}ms: {found}"
-        f" {json.dumps(row.get('last', {}))}"
-    )
+    cell = f"{job['dataset']} {job['ipc']} {job['method']} s{row['seed']}"
+    return f"{cell} [{text}] {row['seconds']:.0f}s {pace:.0f}ms: {found} {json.dumps(row.get('last', {}))}"
 
 
 def _name(job: dict[str, Any], seed: int) -> str:

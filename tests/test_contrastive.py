@@ -160,7 +160,7 @@ def test_samplers_that_accept_or_reject_see_one_augmentation() -> None:
     [{"ahead": -1}, {"chains": 0}, {"steps": 0}, {"sigma": -0.1}, {"ahead": 0, "step_size_learning_rate": 1e-5}],
 )
 def test_impossible_settings_are_refused(settings: dict[str, int]) -> None:
-    with pytest.raises(InputError, match="Contrastive divergence .* ahead >= "):
+    with pytest.raises(InputError, match=r"Contrastive divergence .* ahead >= "):
         ContrastiveDivergence(**settings)  # type: ignore[arg-type]
 
 

@@ -197,7 +197,8 @@ class _Bench:
             storing = time.monotonic() - began
             resident = self._random_experts(self._device)
             iterations = [self._iteration(1, 1, self._scale.steps, experts) for experts in (resident, store.experts())]
-            rounds = [[self._median(each, self._scale.iterations) for each in iterations] for _ in range(DRAWING_ROUNDS)]
+            repeats = self._scale.iterations
+            rounds = [[self._median(each, repeats) for each in iterations] for _ in range(DRAWING_ROUNDS)]
         slower = statistics.median(stored / held - 1 for held, stored in rounds)
         yield Measurement("drawing from a store, of an iteration", "%", 100 * slower)
         snapshot = self._network.initialise(0, device=self._device)
