@@ -8,7 +8,10 @@ posterior for its Hilbert coresets ("optimal"), samples of the coreset's posteri
 100 optimisation steps with the step sizes 1 / (1 + i). Both sides are timed with everything they need, approximations
 of the posterior included, and both are scored by KL(full || coreset): in closed form for the Gaussian mean; for
 logistic regression between the Gaussian fits of a long NUTS run on the full data and of the coreset's posterior
-(importance sampling from its nearest Gaussian or, where that is inefficient, a short NUTS run: `scored_by` says which).
+(importance sampling from its nearest Gaussian or, where that is inefficient, NUTS: `scored_by` says which).
+
+A run adds its cells to the file `--out`, seed by seed, in place of those that it has measured anew; `--only-missing`
+completes a run that was stopped. Each cell says which of the `runs` it comes from.
 """
 
 from __future__ import annotations
@@ -16,9 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import statistics
-import subprocess
 import sys
 import time
 import warnings
@@ -31,6 +32,7 @@ import torch
 from scipy.linalg import solve_triangular
 from scipy.optimize import minimize
 
+from provenance import provenance
 from pseudocoresets.errors import DivergenceError
 from pseudocoresets.files import write_json
 from pseudocoresets.posterior import (
@@ -50,10 +52,24 @@ from pseudocoresets.posterior.gaussian import Gaussian
 SIZES = (10, 30, 100)
 SHARED = ("uniform", "frank-wolfe", "giga", "sparse-vi")
 OURS = (*SHARED, "fkl", "cd", "rkl", "psvi", "wasserstein")
+QUICK_SECONDS = 0.1
+REPEATS = 9
 WORTH_A_LONG_RUN = 25.0
 """Nats below which the noise of a short NUTS run (some four nats in 50 dimensions) would matter."""
-SLOW = ("sparse-vi", "cd", "rkl", "psvi", "wasserstein")
 PEER = (*SHARED, "psvi")
+
+
+class Stopwatch:
+    """Time since it was made, by the clock and by what this process used of its core."""
+
+    KEYS = ("seconds", "processor_seconds")
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter(), time.process_time()
+
+    def read(self) -> dict[str, float]:
+        now = time.perf_counter(), time.process_time()
+        return {key: end - begin for key, begin, end in zip(self.KEYS, self._began, now, strict=True)}
 
 
 # --- the peer -------------------------------------------------------------------------------------
@@ -130,9 +146,22 @@ class LogisticSide:
         return np.exp(-np.logaddexp(0, margins))
 
 
+def typical(build: Callable[[], list]) -> list:
+    """[(..., seconds)] of a construction; what is quick is made several times, and the median time of each is kept.
+
+    The first call of anything that takes less than a few milliseconds measures cold caches.
+    """
+    results = [build()]
+    if max(result[-1]["processor_seconds"] for result in results[0]) < QUICK_SECONDS:
+        results += [build() for _ in range(REPEATS - 1)]
+    times = zip(*([row[-1] for row in rows] for rows in results), strict=True)
+    medians = [{key: statistics.median(each[key] for each in same) for key in Stopwatch.KEYS} for same in times]
+    return [(*row[:-1], median) for row, median in zip(results[0], medians, strict=True)]
+
+
 def build_with_peer(bc: Any, side: Any, method: str, sizes: tuple[int, ...], seed: int, subsample: int | None) -> list:
     """(size, coreset, seconds) as the peer grows its coreset, or builds each pseudo-coreset."""
-    began = time.perf_counter()
+    watch = Stopwatch()
     np.random.seed(seed)
     if method == "psvi":
         return [(size, *_peer_pseudo(bc, side, size, subsample)) for size in sizes]
@@ -141,7 +170,7 @@ def build_with_peer(bc: Any, side: Any, method: str, sizes: tuple[int, ...], see
     for size in sizes:
         builder.build(size - before)
         before = size
-        seconds = time.perf_counter() - began
+        seconds = watch.read()
         weights, points, _ = builder.get()
         built.append((size, side.coreset(np.array(weights, dtype=float), np.array(points, dtype=float)), seconds))
     return built
@@ -165,12 +194,12 @@ def _peer_builder(bc: Any, side: Any, method: str, subsample: int | None) -> Any
     return bc.HilbertCoreset(side.points, projector, snnls=GIGA if method == "giga" else PeerFrankWolfe)
 
 
-def _peer_pseudo(bc: Any, side: Any, size: int, subsample: int | None) -> tuple[WeightedPoints, float]:
-    began = time.perf_counter()
+def _peer_pseudo(bc: Any, side: Any, size: int, subsample: int | None) -> tuple[WeightedPoints, dict[str, float]]:
+    watch = Stopwatch()
     builder = bc.BatchPSVICoreset(side.points, _coreset_projector(bc, side), opt_itrs=100, n_subsample_opt=subsample)
     builder.build(size)
     weights, points, _ = builder.get()
-    seconds = time.perf_counter() - began
+    seconds = watch.read()
     return side.coreset(np.array(weights, dtype=float), np.array(points, dtype=float)), seconds
 
 
@@ -186,12 +215,14 @@ def _coreset_projector(bc: Any, side: Any) -> Any:
 # --- our side and the score -----------------------------------------------------------------------
 
 
-def build_with_ours(problem: PosteriorProblem, method: str, size: int, seed: int) -> tuple[WeightedPoints, float]:
+def build_with_ours(
+    problem: PosteriorProblem, method: str, size: int, seed: int
+) -> tuple[WeightedPoints, dict[str, float]]:
     entry = METHODS[method]
-    began = time.perf_counter()
+    watch = Stopwatch()
     fresh = PosteriorProblem(problem.model, problem.data)
     points = entry.build(fresh, size, seed)
-    return points, time.perf_counter() - began
+    return points, watch.read()
 
 
 def signed(problem: PosteriorProblem, points: WeightedPoints) -> WeightedPoints:
@@ -260,32 +291,39 @@ def rank_bound(full: Gaussian, size: int) -> float:
 class Run:
     """One setting: its cells fill up seed by seed, and are saved after each method."""
 
-    def __init__(self, name: str, options: argparse.Namespace, bc: Any, entry: dict, save: Callable[[], None]) -> None:
-        self.name, self.options, self.bc, self.entry, self.save = name, options, bc, entry, save
-        self.cells: dict[str, dict] = entry.setdefault("cells", {"peer": {}, "ours": {}})
+    def __init__(self, name: str, options: argparse.Namespace, bc: Any, record: dict, save: Callable[[], None]) -> None:
+        self.name, self.options, self.bc, self.save = name, options, bc, save
+        self.number = len(record["runs"]) - 1
+        self.entry = record["settings"].setdefault(name, {})
+        self.cells: dict[str, dict] = self.entry.setdefault("cells", {"peer": {}, "ours": {}})
 
     def everything(self) -> None:
-        """First what is fast, for all seeds; then what is slow, for as many as were asked for."""
-        for slow, seeds in ((False, self.options.seeds), (True, self.options.slow_seeds)):
-            for seed in range(seeds):
-                self.one_seed(seed, slow)
-                print(f"{self.name}: seed {seed} {'slow' if slow else 'fast'} done", flush=True)
+        for seed in range(self.options.seeds):
+            self.one_seed(seed)
+            print(f"{self.name}: seed {seed} done", flush=True)
 
-    def one_seed(self, seed: int, slow: bool) -> None:
+    def one_seed(self, seed: int) -> None:
         problem, side = SETTINGS[self.name](seed)
         full = self.full_posterior(problem)
         for method in self.options.peer_methods:
-            if (method == "sparse-vi") == slow:
-                self.peer(problem, full, side, method, seed)
+            sizes = tuple(size for size in self.options.sizes if size <= self.options.peer_largest.get(method, size))
+            if not self.done("peer", method, sizes, seed):
+                self.peer(problem, full, side, method, sizes, seed)
         for method in self.options.our_methods:
-            if (method in SLOW) == slow:
+            if not self.done("ours", method, self.options.sizes, seed):
                 self.ours(problem, full, method, seed)
-        if not slow and self.name.startswith("gaussian"):
+        if self.name.startswith("gaussian"):
             for method in self.options.every_size:
                 coresets = (build_with_ours(problem, method, size, seed)[0] for size in range(1, 101))
                 worst = max(score(problem, full, points)[0] for points in coresets)
-                self.entry.setdefault("worst_kl_over_sizes_1_to_100", {}).setdefault(method, []).append(worst)
+                worst_by_seed = self.entry.setdefault("worst_kl_over_sizes_1_to_100", {}).setdefault(method, {})
+                worst_by_seed[str(seed)] = worst
                 self.save()
+
+    def done(self, side: str, method: str, sizes: tuple[int, ...], seed: int) -> bool:
+        """Whether an earlier run with the same file has measured this and `--only-missing` asks to keep that."""
+        cells = self.cells[side].get(method, {})
+        return self.options.only_missing and all(str(seed) in cells.get(str(size), {}) for size in sizes)
 
     def full_posterior(self, problem: PosteriorProblem) -> Gaussian:
         if self.name.startswith("gaussian"):
@@ -297,102 +335,110 @@ class Run:
         self.entry["rank_bound_kl"] = {str(size): rank_bound(reference.gaussian, size) for size in SIZES}
         return reference.gaussian
 
-    def peer(self, problem: PosteriorProblem, full: Gaussian, side: Any, method: str, seed: int) -> None:
+    def peer(
+        self, problem: PosteriorProblem, full: Gaussian, side: Any, method: str, sizes: tuple[int, ...], seed: int
+    ) -> None:
         subsample = None if self.name.startswith("gaussian") else self.options.peer_subsample
-        sizes = SIZES if method != "sparse-vi" else tuple(s for s in SIZES if s <= self.options.peer_sparse_vi_up_to)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for size, points, seconds in build_with_peer(self.bc, side, method, sizes, seed, subsample):
-                _note(self.cells["peer"], method, size, *score(problem, full, points), seconds)
+            grown = typical(lambda: build_with_peer(self.bc, side, method, sizes, seed, subsample))
+            for size, points, seconds in grown:
+                self.note("peer", method, size, seed, score(problem, full, points), seconds)
         self.save()
 
     def ours(self, problem: PosteriorProblem, full: Gaussian, method: str, seed: int) -> None:
-        for size in SIZES:
-            points, seconds = build_with_ours(problem, method, size, seed)
-            _note(self.cells["ours"], method, size, *score(problem, full, points), seconds)
+        for size in self.options.sizes:
+            ((points, seconds),) = typical(lambda size=size: [build_with_ours(problem, method, size, seed)])
+            self.note("ours", method, size, seed, score(problem, full, points), seconds)
         self.save()
 
-
-def _note(cells: dict, method: str, size: int, divergence: float, how: str, seconds: float) -> None:
-    cell = cells.setdefault(method, {}).setdefault(str(size), {"kl": [], "seconds": [], "scored_by": []})
-    cell["kl"].append(divergence if math.isfinite(divergence) else None)
-    cell["seconds"].append(seconds)
-    cell["scored_by"].append(how)
+    def note(
+        self, side: str, method: str, size: int, seed: int, scored: tuple[float, str], seconds: dict[str, float]
+    ) -> None:
+        divergence, how = scored
+        cell = self.cells[side].setdefault(method, {}).setdefault(str(size), {})
+        kl = divergence if math.isfinite(divergence) else None
+        cell[str(seed)] = {"kl": kl, **seconds, "scored_by": how, "run": self.number}
 
 
 def summarise(cells: dict) -> dict[str, Any]:
-    def middle(values: list) -> float | None:
-        numbers = sorted(math.inf if value is None else value for value in values)
-        median = statistics.median(numbers)
-        return median if math.isfinite(median) else None
-
     return {
         side: {
-            method: {
-                size: {
-                    "median_kl": middle(cell["kl"]),
-                    "worst_kl": None if None in cell["kl"] else max(cell["kl"]),
-                    "median_seconds": statistics.median(cell["seconds"]),
-                }
-                for size, cell in sizes.items()
-            }
+            method: {size: _summary_of(list(cell.values())) for size, cell in sizes.items()}
             for method, sizes in methods.items()
         }
         for side, methods in cells.items()
     }
 
 
-def environment(peer: Any) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    processor = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
+def _summary_of(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Median and worst over the seeds; a coreset without a proper posterior counts as infinitely far, written null."""
+    divergences = [math.inf if result["kl"] is None else result["kl"] for result in results]
+    middle, worst = statistics.median(divergences), max(divergences)
     return {
-        "command": "python benchmarks/posterior_peer.py " + " ".join(_shown(sys.argv[1:])),
-        "commit": commit.stdout.strip(),
-        "cpu": processor,
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "peer": f"bayesiancoresets {getattr(peer, '__version__', '0.9.1')}",
-        "note": "Two shared cores, one thread for each run; other work ran beside it.",
+        "seeds": len(results),
+        "median_kl": middle if math.isfinite(middle) else None,
+        "worst_kl": worst if math.isfinite(worst) else None,
+        **{f"median_{key}": statistics.median(result[key] for result in results) for key in Stopwatch.KEYS},
     }
 
 
-def _shown(arguments: list[str]) -> list[str]:
-    """The arguments, with folders of this machine reduced to their last part."""
-    return [Path(text).name if text.startswith("/") else text for text in arguments]
+def describe_run(peer: Any) -> dict[str, Any]:
+    return {
+        **provenance(),
+        "threads": torch.get_num_threads(),
+        "numpy": np.__version__,
+        "peer": f"bayesiancoresets {getattr(peer, '__version__', '0.9.1')}",
+        "note": "Other work ran on the machine's second core: compare the processor seconds.",
+    }
 
 
-def main() -> None:
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(int(size) for size in text.split(","))
+
+
+def _limits(text: str) -> dict[str, int]:
+    """`sparse-vi=30,psvi=10` as a dictionary."""
+    return {name: int(size) for name, size in (part.split("=") for part in _names(text))}
+
+
+def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", type=Path, help="folder with the peer's checkout, if it is not installed")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/posterior_peer.json"))
     parser.add_argument("--cache", type=Path, default=Path(".cache/posterior"))
-    parser.add_argument("--settings", default=",".join(SETTINGS), type=lambda text: text.split(","))
+    parser.add_argument("--settings", default=list(SETTINGS), type=_names)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--reference-draws", type=int, default=5000)
-    parser.add_argument("--peer-methods", default=",".join(PEER), type=lambda text: text.split(","))
-    parser.add_argument("--our-methods", default=",".join(OURS), type=lambda text: text.split(","))
-    parser.add_argument("--every-size", default=[], type=lambda text: text.split(","))
+    parser.add_argument("--sizes", default=SIZES, type=_sizes)
+    parser.add_argument("--reference-draws", type=int, default=2500, help="of each of four chains")
+    parser.add_argument("--peer-methods", default=list(PEER), type=_names)
+    parser.add_argument("--our-methods", default=list(OURS), type=_names)
+    parser.add_argument("--every-size", default=[], type=_names, help="our methods to score at every size to 100")
     parser.add_argument(
-        "--peer-sparse-vi-up-to", type=int, default=30, help="its cost grows with the square of the size"
+        "--peer-largest",
+        default={"sparse-vi": 30},
+        type=_limits,
+        help="largest size of a method of the peer's; the cost of its sparse VI grows with the square of the size",
     )
-    parser.add_argument("--slow-seeds", type=int, default=10, help="seeds of the slower methods and of peer sparse VI")
     parser.add_argument("--peer-subsample", type=int, default=1000, help="data its sparse VI and PSVI see at each step")
-    options = parser.parse_args()
+    parser.add_argument("--only-missing", action="store_true", help="keep what the file holds already")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = read_options()
     torch.set_num_threads(1)
     if options.peer is not None:
         sys.path.insert(0, str(options.peer))
     import bayesiancoresets as bc
 
-    record: dict[str, Any] = {"environment": environment(bc), "settings": {}}
+    record: dict[str, Any] = json.loads(options.out.read_text()) if options.out.is_file() else {}
+    record = {"runs": record.get("runs", []), "settings": record.get("settings", {})}
+    record["runs"].append(describe_run(bc))
 
     def save() -> None:
         for entry in record["settings"].values():
@@ -400,7 +446,7 @@ def main() -> None:
         write_json(options.out, record)
 
     for name in options.settings:
-        Run(name, options, bc, record["settings"].setdefault(name, {}), save).everything()
+        Run(name, options, bc, record, save).everything()
     print(json.dumps({name: entry["summary"] for name, entry in record["settings"].items()}, indent=1))
 
 

@@ -3,7 +3,8 @@
     python benchmarks/posterior_scale.py --out benchmarks/results/posterior_scale.json
 
 Logistic regression, n = 1,000,000, d = 50. The construction runs in a process of its own whose peak resident memory is
-measured; the time of a NUTS draw is measured on the coreset and on the full data held in memory, with one chain each.
+measured; the time of a NUTS draw is measured on the coreset and on the full data held in memory, with one chain each,
+the same warm-up and the model's gradient in closed form on both sides.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
 import resource
 import subprocess
 import sys
@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from provenance import provenance
 from pseudocoresets.files import write_json
 from pseudocoresets.kernels.nuts import sample_nuts
 from pseudocoresets.posterior import (
@@ -35,6 +36,9 @@ from pseudocoresets.posterior import (
 )
 from pseudocoresets.posterior.datasets import ParquetData
 from pseudocoresets.posterior.target import WhitenedTarget, all_points, whitened_target
+
+WARMUP = 100
+"""Steps before the measured draws, long enough for the step size to settle."""
 
 
 def write_data(path: Path, points: int, dimension: int, seed: int) -> None:
@@ -72,18 +76,21 @@ def build(path: Path, out: Path, size: int, method: str) -> dict[str, Any]:
     }
 
 
-def seconds_per_draw(target: WhitenedTarget, draws: int, warmup: int) -> dict[str, float]:
+def seconds_per_draw(target: WhitenedTarget, draws: int) -> dict[str, float]:
     """One chain in whitened coordinates, timed after its warm-up by the clock and by the processor time it used.
 
     The warm-up's own share is measured by the step at which the first draw is asked for.
     """
     start = torch.zeros(1, target.gaussian.size, dtype=torch.float64)
-    marks = _Marks(warmup)
-    run = sample_nuts(target, start, draws, warmup, metric="diagonal", progress=marks)
+    marks = _Marks(WARMUP)
+    run = sample_nuts(target, start, draws, WARMUP, metric="diagonal", progress=marks)
     clock, processor = time.perf_counter() - marks.clock, time.process_time() - marks.processor
     leapfrogs = float(run.leapfrogs[0])
     return {
+        "draws": draws,
+        "warmup": WARMUP,
         "seconds_per_draw": clock / draws,
+        "seconds_per_leapfrog": clock / leapfrogs,
         "processor_seconds_per_draw": processor / draws,
         "processor_seconds_per_leapfrog": processor / leapfrogs,
         "leapfrogs_per_draw": leapfrogs / draws,
@@ -114,26 +121,10 @@ def measure_sampling(path: Path, coreset: Path) -> dict[str, Any]:
     model = LogisticRegression(len(data.features))
     points = WeightedPoints.load(coreset)
     gaussian = fit_gaussian(model, points)
-    small = seconds_per_draw(whitened_target(model, points, gaussian), 2000, 150)
-    large = seconds_per_draw(whitened_target(model, all_points(data), gaussian), 10, 30)
+    small = seconds_per_draw(whitened_target(model, points, gaussian), 2000)
+    large = seconds_per_draw(whitened_target(model, all_points(data), gaussian), 50)
     ratios = {f"times_faster_by_{key}": large[key] / small[key] for key in small if "seconds" in key}
     return {"coreset": small, "full": large, **ratios}
-
-
-def environment(arguments: list[str]) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    processor = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "")
-    shown = [Path(text).name if text.startswith("/") else text for text in arguments]
-    return {
-        "command": "python benchmarks/posterior_scale.py " + " ".join(shown),
-        "commit": commit.stdout.strip(),
-        "cpu": processor,
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "note": "Two shared cores; other work ran beside it.",
-    }
 
 
 def main() -> None:
@@ -148,7 +139,7 @@ def main() -> None:
     if options.build_only is not None:
         print(json.dumps(build(*options.build_only, options.size, options.method)))
         return
-    record: dict[str, Any] = {"environment": environment(sys.argv[1:])}
+    record: dict[str, Any] = {"provenance": provenance() | {"threads": torch.get_num_threads()}}
     record |= {"points": options.points, "dimension": options.dimension, "size": options.size, "method": options.method}
     with tempfile.TemporaryDirectory() as folder:
         data, coreset = Path(folder) / "data.parquet", Path(folder) / "coreset.safetensors"

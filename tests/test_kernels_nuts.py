@@ -141,6 +141,34 @@ def test_a_chain_does_not_depend_on_its_companions() -> None:
     assert not torch.equal(together.samples[0], sample_nuts(target, starts[:1], 50, 50, seed=4).samples[0])
 
 
+class QuarticInBoth:
+    """U = sum(theta^4 / 4 + theta^2), in PyTorch and in NumPy; counts the calls to the latter."""
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+        self.array_calls = 0
+
+    def potential(self, theta: Tensor) -> Tensor:
+        return (theta**4 / 4 + theta**2).sum(-1)
+
+    def potential_and_gradient_of_array(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        self.array_calls += 1
+        return (positions**4 / 4 + positions**2).sum(-1), positions**3 + 2 * positions
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3])
+def test_a_target_in_numpy_is_sampled_like_the_same_in_torch(temperature: float) -> None:
+    both = QuarticInBoth(temperature)
+    starts = torch.tensor([[0.5, 0.1, 1.0], [1.0, -1.0, 0.0]], dtype=torch.double)
+    in_numpy = sample_nuts(both, starts, 30, 30, seed=5)
+    calls = both.array_calls
+    in_torch = sample_nuts(FunctionTarget(both.potential, temperature), starts, 30, 30, seed=5)
+    torch.testing.assert_close(in_numpy.samples, in_torch.samples, rtol=1e-6, atol=1e-6)
+    assert calls > 60
+    sample_nuts(both, starts.float(), 2, 2, seed=5)
+    assert both.array_calls == calls, "single precision was asked for; the NumPy form is double"
+
+
 def test_unusable_requests_are_refused() -> None:
     target = FunctionTarget(lambda t: t.square().sum(-1))
     start = torch.zeros(2, 3, dtype=torch.double)

@@ -125,7 +125,7 @@ def test_draws_are_different_and_nested() -> None:
 
 def test_forward_kl_loss_has_the_gradient_it_claims() -> None:
     problem = logistic_problem(dimension=2)
-    points = PseudoPoints.from_data(problem, 5, 0, learn_weights=True)
+    (points,) = PseudoPoints.from_data(problem, 5, 0, learn_weights=True)
     free = points.initial().requires_grad_()
     loss = ForwardKLLoss(problem.model, problem.approximation)
     (gradient,) = torch.autograd.grad(loss(points.points(free)), free)
@@ -139,7 +139,7 @@ def test_forward_kl_loss_has_the_gradient_it_claims() -> None:
 
 def test_laplace_approximation_is_differentiable_in_the_points() -> None:
     problem = logistic_problem(dimension=2)
-    points = PseudoPoints.from_data(problem, 5, 0, learn_weights=True)
+    (points,) = PseudoPoints.from_data(problem, 5, 0, learn_weights=True)
     free = points.initial().requires_grad_()
 
     def summary(vector: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -93,21 +94,53 @@ def _within_five_errors(found: Tensor, draws: Tensor) -> None:
     assert ((found - draws.mean(0)).abs() <= 5 * error + 1e-9).all()
 
 
-@pytest.mark.parametrize("model", MODELS[:5], ids=lambda model: type(model).__name__)
-def test_closed_form_gradient_is_that_of_autograd(model: object) -> None:
-    x, y = data_for(model, 6, 5)
-    points = WeightedPoints(x, y, torch.linspace(0.5, 2, 6, dtype=DOUBLE))
-    target = WhitenedTarget(posterior_target(model, points), random_gaussian(model.size, 6))  # type: ignore[arg-type,attr-defined]
-    phi = torch.randn(3, model.size, generator=torch.Generator().manual_seed(7), dtype=DOUBLE).requires_grad_()  # type: ignore[attr-defined]
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), count=st.integers(1, 8), prior_scale=st.floats(0.2, 5.0), spread=st.floats(0.1, 4.0))
+def test_closed_form_gradient_is_that_of_autograd(
+    model: object, seed: int, count: int, prior_scale: float, spread: float
+) -> None:
+    """Every model, in its own coordinates and whitened, with hard targets and with the soft ones of pseudo-points."""
+    model = replace(model, prior_scale=prior_scale)  # type: ignore[type-var]
+    generator = torch.Generator().manual_seed(seed)
+    weights = 3 * torch.rand(count, generator=generator, dtype=DOUBLE)
+    x, hard = data_for(model, count, seed)
+    gaussian = random_gaussian(model.size, seed, spread)
+    phi = torch.randn(3, model.size, generator=generator, dtype=DOUBLE)
+    for y in (hard, soft_targets(model, hard, generator)):
+        points = WeightedPoints(x, y, weights)
+        plain = WhitenedTarget(posterior_target(model, points), gaussian)
+        assert hasattr(plain.target, "potential_and_gradient")
+        value, gradient = autograd_of(plain, phi)
+        closed_value, closed_gradient = plain.potential_and_gradient(phi)
+        torch.testing.assert_close(closed_value, value, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(closed_gradient, gradient, rtol=1e-9, atol=1e-9)
+        fast_value, fast_gradient = whitened_target(model, points, gaussian).potential_and_gradient(phi)
+        torch.testing.assert_close(fast_value - fast_value[0], value - value[0], rtol=1e-9, atol=1e-8)
+        torch.testing.assert_close(fast_gradient, gradient, rtol=1e-9, atol=1e-9)
+
+
+def autograd_of(target: WhitenedTarget, phi: Tensor) -> tuple[Tensor, Tensor]:
+    phi = phi.clone().requires_grad_()
     value = target.potential(phi)
-    (gradient,) = torch.autograd.grad(value.sum(), phi)
-    closed_value, closed_gradient = target.potential_and_gradient(phi.detach())
-    torch.testing.assert_close(closed_value, value.detach())
-    torch.testing.assert_close(closed_gradient, gradient)
-    fastest = whitened_target(model, points, target.gaussian)  # type: ignore[arg-type]
-    fast_value, fast_gradient = fastest.potential_and_gradient(phi.detach())
-    torch.testing.assert_close(fast_value - fast_value[0], (value - value[0]).detach())
-    torch.testing.assert_close(fast_gradient, gradient)
+    return value.detach(), torch.autograd.grad(value.sum(), phi)[0]
+
+
+def soft_targets(model: object, hard: Tensor, generator: torch.Generator) -> Tensor:
+    if isinstance(model, SoftmaxRegression):
+        return torch.softmax(torch.randn(len(hard), 3, generator=generator, dtype=DOUBLE), -1)
+    return torch.rand(len(hard), generator=generator, dtype=DOUBLE)
+
+
+@pytest.mark.parametrize("model", [MODELS[3], MODELS[5]], ids=["in NumPy", "in PyTorch"])
+def test_one_position_is_answered_like_a_row_of_many(model: object) -> None:
+    x, y = data_for(model, 6, 5)
+    target = whitened_target(model, WeightedPoints(x, y, torch.ones(6).double()), random_gaussian(model.size, 6))
+    phi = torch.randn(3, model.size, generator=torch.Generator().manual_seed(7), dtype=DOUBLE)
+    values, gradients = target.potential_and_gradient(phi)
+    value, gradient = target.potential_and_gradient(phi[1])
+    torch.testing.assert_close(value, values[1])
+    torch.testing.assert_close(gradient, gradients[1])
 
 
 @settings(max_examples=25, deadline=None)

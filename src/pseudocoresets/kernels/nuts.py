@@ -13,15 +13,16 @@ double in length.
 
 Every chain is a coroutine: it yields the position at which it wants V and its gradient and is resumed with
 them. The driver answers all chains by one batched evaluation, so chains with trajectories of unequal length
-never wait for each other.
+never wait for each other. Positions are NumPy arrays: for a few parameters a call to NumPy costs a fraction of
+one to PyTorch, and a target that evaluates itself in NumPy (:class:`ArrayTarget`) is spared the way there and back.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -42,8 +43,20 @@ R = TypeVar("R")
 Evaluating: TypeAlias = Generator[Vector, tuple[float, Vector], R]
 """A computation that yields positions, is sent (V, grad V) there, and returns an R."""
 
+Evaluate: TypeAlias = Callable[[Vector], tuple[Vector, Vector]]
+"""V and grad V at positions (chains, size): (chains,) and (chains, size)."""
+
 LARGEST_ENERGY_ERROR = 1000.0
 """A leapfrog point whose energy is off by more than this is a divergence."""
+
+
+@runtime_checkable
+class ArrayTarget(Target, Protocol):
+    """A target that also knows U and its gradient in NumPy and double precision."""
+
+    def potential_and_gradient_of_array(self, positions: Vector) -> tuple[Vector, Vector]:
+        """(chains, size) gives (chains,) and (chains, size)."""
+        ...
 
 
 class NutsRun(NamedTuple):
@@ -90,7 +103,7 @@ def sample_nuts(
             _run_one_chain(start, plan, np.random.default_rng(derive_seed(seed, "nuts", index)), shown)
             for index, start in enumerate(starts)
         ]
-        chains = _drive(coroutines, target, position)
+        chains = _drive(coroutines, _evaluator(target, position))
     return NutsRun(
         torch.as_tensor(np.stack([chain.samples for chain in chains])).to(position),
         torch.tensor([chain.acceptance for chain in chains]),
@@ -131,19 +144,35 @@ class _ChainRun(NamedTuple):
     leapfrogs: int
 
 
+def _evaluator(target: Target, like: Tensor) -> Evaluate:
+    """V = U / T and its gradient, in NumPy if the target offers that and ``like`` asks for no other type or device."""
+    if isinstance(target, ArrayTarget) and like.dtype == torch.float64 and like.device.type == "cpu":
+        if target.temperature == 1:
+            return target.potential_and_gradient_of_array
+        return lambda positions: _over(target.temperature, *target.potential_and_gradient_of_array(positions))
+
+    def through_torch(positions: Vector) -> tuple[Vector, Vector]:
+        batch = torch.as_tensor(positions, dtype=like.dtype, device=like.device)
+        potential, gradient = potential_and_gradient(target, batch)
+        return _over(target.temperature, potential.double().cpu().numpy(), gradient.double().cpu().numpy())
+
+    return through_torch
+
+
+def _over(temperature: float, potential: Vector, gradient: Vector) -> tuple[Vector, Vector]:
+    return potential / temperature, gradient / temperature
+
+
 @np.errstate(over="ignore", invalid="ignore")
-def _drive(coroutines: list[Evaluating[_ChainRun]], target: Target, like: Tensor) -> list[_ChainRun]:
+def _drive(coroutines: list[Evaluating[_ChainRun]], evaluate: Evaluate) -> list[_ChainRun]:
     """Answer the chains' requests in batches until every chain has returned."""
     finished: dict[int, _ChainRun] = {}
     requests = {index: next(coroutine) for index, coroutine in enumerate(coroutines)}
     while requests:
-        batch = torch.as_tensor(np.stack(list(requests.values())), dtype=like.dtype, device=like.device)
-        potential, gradient = potential_and_gradient(target, batch)
-        potentials = (potential.double() / target.temperature).cpu().numpy()
-        gradients = (gradient.double() / target.temperature).cpu().numpy()
-        for row, index in enumerate(list(requests)):
+        potentials, gradients = evaluate(np.array(list(requests.values())))
+        for index, potential, gradient in zip(list(requests), potentials.tolist(), gradients, strict=True):
             try:
-                requests[index] = coroutines[index].send((float(potentials[row]), gradients[row]))
+                requests[index] = coroutines[index].send((potential, gradient))
             except StopIteration as stop:
                 finished[index] = stop.value
                 del requests[index]
@@ -278,10 +307,10 @@ class _Metric(NamedTuple):
 
         Shrinking in coordinates in which this metric is the identity keeps what earlier windows have learnt.
         """
-        from sklearn.covariance import ledoit_wolf
-
         if kind == "diagonal":
             return _Metric.from_covariance(np.diag(draws.var(0, ddof=1) + np.finfo(float).tiny), kind)
+        from sklearn.covariance import ledoit_wolf
+
         whitened, _ = ledoit_wolf(draws @ self.momentum_factor)
         back = np.linalg.inv(self.momentum_factor).T
         return _Metric.from_covariance(back @ whitened @ back.T, kind)
@@ -366,33 +395,43 @@ def _build(
 def _join(first: _Tree, second: _Tree, sign: int, take_second: bool) -> _Tree:
     """Two neighbouring stretches as one; ``sign`` says on which side of the first the second lies."""
     left, right = (first, second) if sign > 0 else (second, first)
+    momentum_sum = first.momentum_sum + second.momentum_sum
     return _Tree(
         left.left,
         right.right,
         second.chosen if take_second else first.chosen,
-        float(np.logaddexp(first.log_weight, second.log_weight)),
-        first.momentum_sum + second.momentum_sum,
-        second.stopped or _turns(left, right),
+        _log_add(first.log_weight, second.log_weight),
+        momentum_sum,
+        second.stopped or _turns(left, right, momentum_sum),
         second.diverged,
         first.acceptance_sum + second.acceptance_sum,
         first.leapfrogs + second.leapfrogs,
     )
 
 
-def _turns(left: _Tree, right: _Tree) -> bool:
+def _log_add(first: float, second: float) -> float:
+    """log(exp(first) + exp(second))"""
+    larger = max(first, second)
+    return larger + math.log1p(math.exp(min(first, second) - larger)) if larger > -math.inf else larger
+
+
+def _turns(left: _Tree, right: _Tree, momentum_sum: Vector) -> bool:
     """The U-turn criterion over both stretches, and over each with the nearest point of the other.
 
     The latter two catch turns between the stretches, which the first misses when both are half a period long.
+    For two single points they are the first.
     """
-    return (
-        _turned(left.momentum_sum + right.momentum_sum, left.left, right.right)
-        or _turned(left.momentum_sum + right.left.p, left.left, right.left)
-        or _turned(left.right.p + right.momentum_sum, left.right, right.right)
+    if _turned(momentum_sum, left.left, right.right):
+        return True
+    if left.left is left.right and right.left is right.right:
+        return False
+    return _turned(left.momentum_sum + right.left.p, left.left, right.left) or _turned(
+        left.right.p + right.momentum_sum, left.right, right.right
     )
 
 
 def _turned(momentum_sum: Vector, first: _Point, last: _Point) -> bool:
-    return bool(first.velocity @ momentum_sum <= 0 or last.velocity @ momentum_sum <= 0)
+    return bool(first.velocity.dot(momentum_sum) <= 0 or last.velocity.dot(momentum_sum) <= 0)
 
 
 def _leapfrog(point: _Point, step: float, metric: _Metric) -> Evaluating[_Point]:

@@ -22,6 +22,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import expit
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -214,6 +215,10 @@ class LinearPredictorModel(NormalPrior, _Features, ABC):
     def slopes(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The first and second derivative of ``log_density`` in eta."""
 
+    def slope(self, eta: Tensor, y: Tensor) -> Tensor:
+        """The first derivative alone, for data so many that the second would cost."""
+        return self.slopes(eta, y)[0]
+
     @abstractmethod
     def density_and_slope(self, eta: Array, y: Array) -> tuple[Array, Array]:
         """log p(y | eta) up to a term in y alone, and its derivative, in NumPy, which is faster for few points."""
@@ -226,7 +231,7 @@ class LinearPredictorModel(NormalPrior, _Features, ABC):
     ) -> tuple[Tensor, Tensor]:
         """sum_i w_i log p(y_i | x_i, theta) and its gradient in theta, for one or many theta, in closed form."""
         eta = theta @ x.T
-        return self.log_density(eta, y) @ weights, (self.slopes(eta, y)[0] * weights) @ x
+        return self.log_density(eta, y) @ weights, (self.slope(eta, y) * weights) @ x
 
     def expected_slopes(self, q: Gaussian, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """E_q of the first and second derivative of log p(y_i | eta_i) in eta_i, one value a datum."""
@@ -291,8 +296,11 @@ class LogisticRegression(LinearPredictorModel):
         probability = torch.sigmoid(eta)
         return y - probability, probability * (probability - 1)
 
+    def slope(self, eta: Tensor, y: Tensor) -> Tensor:
+        return y - torch.sigmoid(eta)
+
     def density_and_slope(self, eta: Array, y: Array) -> tuple[Array, Array]:
-        return y * eta - np.logaddexp(0.0, eta), y - 0.5 * (1 + np.tanh(0.5 * eta))
+        return y * eta - np.logaddexp(0.0, eta), y - expit(eta)
 
 
 @dataclass(frozen=True)
@@ -335,8 +343,28 @@ class SoftmaxRegression(NormalPrior, _Classes):
         return self.features * self.classes
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return self._chosen(self._log_probabilities(theta, x), y)
+
+    def log_likelihood_and_gradient(
+        self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """sum_i w_i log p(y_i | x_i, theta) and its gradient in theta, for one or many theta, in closed form.
+
+        The gradient in the logits of one datum is y - (sum_c y_c) softmax(W x), with y as class probabilities.
+        """
+        log_probabilities = self._log_probabilities(theta, x)
+        soft = F.one_hot(y.long(), self.classes).to(x.dtype) if y.ndim == 1 else y
+        residual = (soft - soft.sum(-1, keepdim=True) * log_probabilities.exp()) * weights[:, None]
+        gradient = residual.transpose(-1, -2) @ x
+        return self._chosen(log_probabilities, y) @ weights, gradient.reshape(theta.shape)
+
+    def _log_probabilities(self, theta: Tensor, x: Tensor) -> Tensor:
+        """log softmax(W x) of every class, (..., m, classes)."""
         matrix = theta.reshape(*theta.shape[:-1], self.classes, self.features)
-        log_probabilities = F.log_softmax(x @ matrix.transpose(-1, -2), -1)
+        return F.log_softmax(x @ matrix.transpose(-1, -2), -1)
+
+    def _chosen(self, log_probabilities: Tensor, y: Tensor) -> Tensor:
+        """The log-probability of each datum's class, or its mean under class probabilities."""
         if y.ndim == 1:
             index = y.long()[:, None].expand(*log_probabilities.shape[:-1], 1)
             return log_probabilities.gather(-1, index).squeeze(-1)

@@ -47,7 +47,7 @@ class MemoryData:
         yield from zip(self.x.split(self.batch_size), self.y.split(self.batch_size), strict=True)
 
     def rows(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        return self.x[indices], self.y[indices]
+        return self.x.index_select(0, indices), self.y.index_select(0, indices)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,11 @@ Notation: q is the Gaussian nearest to the full posterior (``PosteriorProblem.ap
 synthetic points, targets and weights; U_u their potential, pi_u their posterior and q_u the Gaussian nearest to pi_u.
 Targets are learnt where the model says what they may be (any number, a soft label, ...), weights where the method does.
 No method reads samples of a reference posterior.
+
+Every search starts from the same place (:func:`starting_points`): real points that say much about theta under q, moved
+till the Gaussian that they imply near q has q's moments. Points drawn uniformly are a bad start. Most are so far from
+the decision boundary that their likelihood is flat, no gradient moves them, and the directions that they should cover
+stay at the prior; the divergences have local minima there.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -21,18 +26,21 @@ from pseudocoresets.errors import DivergenceError
 from pseudocoresets.kernels.chain import advance
 from pseudocoresets.kernels.langevin import Langevin
 from pseudocoresets.posterior.approximation import expected_log_joint, find_mode, fit_gaussian
-from pseudocoresets.posterior.gaussian import Gaussian, cholesky, squared_wasserstein
-from pseudocoresets.posterior.models import PseudoTarget, SmoothModel
+from pseudocoresets.posterior.gaussian import Gaussian, cholesky, kl_divergence, squared_wasserstein
+from pseudocoresets.posterior.models import Expectation, PseudoTarget, SmoothModel
 from pseudocoresets.posterior.points import WeightedPoints
 from pseudocoresets.posterior.problem import PosteriorProblem, check_size, uniform_points
 from pseudocoresets.posterior.target import whitened_target
+from pseudocoresets.posterior.vectors import likelihood_vectors
 from pseudocoresets.seeds import generator_for
 
 SMALLEST_TARGET = 1e-3
 """How near to the edge of its range a learnt target starts."""
-POINTS_FOR_SCALE = 500
+POINTS_TO_CHOOSE_FROM = 500
 GOOD_ENOUGH = 1e-2
 """Nats below which a divergence needs no more work."""
+SMALLEST_GAIN = 1e-4
+"""Nats by which a round must lower a divergence for another one to be worth a pass over the data."""
 
 
 # --- the unknowns ---------------------------------------------------------------------------------
@@ -52,15 +60,24 @@ class PseudoPoints:
     classes: int = 0
 
     @classmethod
-    def from_data(cls, problem: PosteriorProblem, size: int, seed: int, learn_weights: bool) -> PseudoPoints:
-        """A uniform subsample to start from; the scale of each feature is that of a larger one."""
-        larger = uniform_points(problem, min(problem.data_size, max(size, POINTS_FOR_SCALE)), seed)
+    def from_data(
+        cls, problem: PosteriorProblem, size: int, seed: int, learn_weights: bool, starts: int = 1
+    ) -> list[PseudoPoints]:
+        """Real points out of a uniform subsample, drawn ``starts`` times in proportion to Var_q of log p(y_i | x_i).
+
+        The scale of each feature is that of the subsample.
+        """
         check_size(problem.data_size, size)
-        weights = torch.full((size,), problem.data_size / size, dtype=larger.x.dtype)
-        start = WeightedPoints(larger.x[:size], larger.y[:size], weights)
-        scale = larger.x.std(0) if len(larger) > 1 else torch.ones_like(larger.x[0])
+        many = uniform_points(problem, min(problem.data_size, max(2 * size, POINTS_TO_CHOOSE_FROM)), seed)
+        variances = likelihood_vectors(problem.model, problem.approximation, many.x, many.y, seed=seed).squared_norms
+        chances = variances.clamp_min(0) + 1e-9 * variances.mean() + 1e-300
+        generator = generator_for(seed, "informative points", size)
+        weights = torch.full((size,), problem.data_size / size, dtype=many.x.dtype)
+        scale = many.x.std(0) if len(many) > 1 else torch.ones_like(many.x[0])
         scale = torch.where(scale > 0, scale, torch.ones_like(scale))
-        return cls(start, scale, problem.model.pseudo_target, learn_weights, getattr(problem.model, "classes", 0))
+        rest = scale, problem.model.pseudo_target, learn_weights, getattr(problem.model, "classes", 0)
+        draws = (torch.multinomial(chances, size, generator=generator) for _ in range(starts))
+        return [cls(WeightedPoints(many.x[drawn], many.y[drawn], weights), *rest) for drawn in draws]
 
     def initial(self) -> Tensor:
         parts = [self.start.x / self.scale, self._free_targets(), torch.zeros(len(self.start)).double()]
@@ -127,6 +144,58 @@ def minimise(points: PseudoPoints, free: Tensor, objective: Objective, iteration
     return torch.from_numpy(np.asarray(best["free"])), float(best["value"])
 
 
+def minimise_again(
+    points: PseudoPoints, free: Tensor, objective: Objective, iterations: int, restarts: int
+) -> tuple[Tensor, float]:
+    """:func:`minimise`, started again up to ``restarts`` times while that lowers a divergence by a twentieth."""
+    free, before = minimise(points, free, objective, iterations)
+    for _ in range(restarts):
+        if before < GOOD_ENOUGH:
+            break
+        free, after = minimise(points, free, objective, iterations)
+        if after > 0.95 * before:
+            break
+        before = after
+    return free, before
+
+
+# --- the start ------------------------------------------------------------------------------------
+
+
+def gaussian_near(centre: Gaussian, joint: Expectation) -> Gaussian:
+    """The Gaussian that a log-joint averaged over N(mu, S) implies: precision P = -E[grad^2], mean mu + P^-1 E[grad].
+
+    At q_u this is q_u itself; elsewhere it is one step of the search for it.
+    """
+    covariance = torch.cholesky_inverse(cholesky(-joint.hessian, "The curvature near a Gaussian"))
+    return Gaussian(centre.mean + covariance @ joint.gradient, covariance)
+
+
+def coreset_near(model: SmoothModel, points: WeightedPoints, centre: Gaussian) -> Gaussian:
+    """:func:`gaussian_near` of a coreset's posterior, differentiable in the points and without any inner search."""
+    likelihood = model.expected_log_likelihood(centre, points.x, points.y, points.weights)
+    return gaussian_near(centre, likelihood + model.expected_log_prior(centre))
+
+
+def starting_points(
+    problem: PosteriorProblem, size: int, seed: int, learn_weights: bool, starts: int = 4
+) -> tuple[PseudoPoints, Tensor]:
+    """Informative real points, moved to the least KL(q || g_u) with g_u = :func:`coreset_near` q.
+
+    The best of several short searches is continued: about one in four ends where two points share a direction and
+    another has none.
+    """
+    q = problem.approximation
+
+    def forward(now: WeightedPoints) -> Tensor:
+        return kl_divergence(q, coreset_near(problem.model, now, q))
+
+    candidates = PseudoPoints.from_data(problem, size, seed, learn_weights, starts)
+    searches = [(points, *minimise(points, points.initial(), forward, 100)) for points in candidates]
+    points, free, _ = min(searches, key=lambda search: search[2])
+    return points, minimise_again(points, free, forward, 300, 3)[0]
+
+
 def _without_graph(points: WeightedPoints) -> WeightedPoints:
     return replace(points, x=points.x.detach(), y=points.y.detach(), weights=points.weights.detach())
 
@@ -158,8 +227,7 @@ class ForwardKL:
 
     With pi_u replaced by q_u in the second term this is the exact gradient of
         F(u) = E_q[U_u] - entropy(q) - (E_{q_u}[U_u] - entropy(q_u)) = KL(q || pi_u) - KL(q_u || pi_u) >= 0,
-    because q_u minimises its own term. F vanishes only where q itself is the Gaussian nearest to pi_u. L-BFGS starts
-    again, up to ``restarts`` times, while that lowers F by a twentieth.
+    because q_u minimises its own term. F vanishes only where q itself is the Gaussian nearest to pi_u.
     """
 
     learn_weights: bool = False
@@ -169,17 +237,9 @@ class ForwardKL:
     uses_approximation: ClassVar[bool] = True
 
     def build(self, problem: PosteriorProblem, size: int, seed: int = 0) -> WeightedPoints:
-        points = PseudoPoints.from_data(problem, size, seed, self.learn_weights)
+        points, free = starting_points(problem, size, seed, self.learn_weights)
         loss = ForwardKLLoss(problem.model, problem.approximation)
-        free, before = minimise(points, points.initial(), loss, self.iterations)
-        for _ in range(self.restarts):
-            if before < GOOD_ENOUGH:
-                break
-            free, after = minimise(points, free, loss, self.iterations)
-            if after > 0.95 * before:
-                break
-            before = after
-        return points.points(free)
+        return points.points(minimise_again(points, free, loss, self.iterations, self.restarts)[0])
 
 
 class ForwardKLLoss:
@@ -213,22 +273,23 @@ class ContrastiveDivergence:
 
     The chains move in coordinates theta = mu + L phi with (L L^T)^-1 the mean of q's precision and the coreset's
     curvature, in which no curvature exceeds two and every step size below one is stable. The points follow Adam with a
-    step size that falls to zero, so that the noise of the chains averages out.
+    step size that falls to zero, so that the noise of the chains averages out, and that is small from the beginning,
+    because a larger one would lose what the start has found.
     """
 
     steps: int = 10
     step_size: float = 0.2
     chains: int = 256
     iterations: int = 600
-    learning_rate: float = 0.05
+    learning_rate: float = 0.005
     learn_weights: bool = False
     synthetic: ClassVar[bool] = True
     uses_approximation: ClassVar[bool] = True
 
     def build(self, problem: PosteriorProblem, size: int, seed: int = 0) -> WeightedPoints:
-        points = PseudoPoints.from_data(problem, size, seed, self.learn_weights)
+        points, free = starting_points(problem, size, seed, self.learn_weights)
         generator = generator_for(seed, "contrastive divergence", size)
-        free = points.initial().requires_grad_()
+        free.requires_grad_()
         optimiser = torch.optim.Adam([free], lr=self.learning_rate, betas=(0.9, 0.99))
         for iteration in range(self.iterations):
             share = 0.5 * (1 + math.cos(math.pi * iteration / self.iterations))
@@ -265,38 +326,56 @@ class ContrastiveDivergence:
 # --- reverse KL -----------------------------------------------------------------------------------
 
 
+class _Round(NamedTuple):
+    """Where a round of :class:`ReverseKL` stands."""
+
+    centre: Gaussian
+    """q_u."""
+    full: Gaussian
+    """The Gaussian that the full posterior implies near q_u."""
+    divergence: float
+    """KL(q_u || pi) up to a constant."""
+    forward: float
+    """KL(q || q_u)."""
+
+
 @dataclass(frozen=True)
 class ReverseKL:
     """Minimise KL(pi_u || pi) by the covariance gradient of Bayesian pseudo-coresets (Manousakas et al. 2020).
 
     With r(theta) = log-likelihood of the full data minus that of u, the gradient is
-        grad_u KL = - Cov_{pi_u}[grad_u (log-likelihood of u), r],
-    that of Var_{pi_u}[r] / 2 with pi_u held still. Under the Gaussian q_u = N(mu, S) and to second order in theta - mu,
-        Var[r] = g^T S g + tr(S H S H) / 2,   g = E_{q_u}[grad r],  H = E_{q_u}[grad^2 r],
-    a least-squares problem: some L-BFGS steps on it, then q_u is found anew and the full data are passed once more. A
-    round that does not lower the divergence is halved, so the result is never worse than the start.
+        grad_u KL = - Cov_{pi_u}[grad_u (log-likelihood of u), r].
+    Under the Gaussian q_u = N(mu, S) and to second order in theta - mu this is, at u, the gradient of KL(g_u || g), the
+    Gaussians that coreset and full data imply near q_u (:func:`gaussian_near`). That divergence, unlike the variance
+    of r, which has the same gradient, grows without bound as a direction is left uncovered. A round makes some L-BFGS
+    steps on it; then q_u is found anew and the full data are passed once more. The first round is made near q, where
+    no pass is needed. A round is halved till it lowers KL(q_u || pi) and leaves KL(q || q_u) below ``limit``, its value
+    after the first: fewer points than parameters leave directions at the prior, of which KL(pi_u || pi) is then almost
+    the whole and falls while everything else goes wrong.
     """
 
     learn_weights: bool = False
     rounds: int = 40
     steps_per_round: int = 50
     synthetic: ClassVar[bool] = True
-    uses_approximation: ClassVar[bool] = False
+    uses_approximation: ClassVar[bool] = True
 
     def build(self, problem: PosteriorProblem, size: int, seed: int = 0) -> WeightedPoints:
-        points = PseudoPoints.from_data(problem, size, seed, self.learn_weights)
-        nearest = _NearestGaussian(problem.model)
-        free = points.initial()
-        state = self._look(problem, nearest, points.points(free))
+        points, free = starting_points(problem, size, seed, self.learn_weights)
+        q = problem.approximation
+        free, _ = minimise_again(points, free, self._divergence_near(problem.model, q, q), 300, 3)
+        nearest = _NearestGaussian(problem.model, q)
+        here = self._look(problem, nearest, points.points(free))
+        limit = here.forward + GOOD_ENOUGH
         for _ in range(self.rounds):
-            objective = self._variance_of_residual(problem.model, *state[:3])
+            objective = self._divergence_near(problem.model, here.centre, here.full)
             proposal, _ = minimise(points, free, objective, self.steps_per_round)
-            accepted = self._accept(problem, nearest, points, free, proposal, state[3])
+            accepted = self._accept(problem, nearest, points, free, proposal, here.divergence, limit)
             if accepted is None:
                 break
-            gain = state[3] - accepted[1][3]
-            free, state = accepted
-            if gain < 1e-7:
+            gain = here.divergence - accepted[1].divergence
+            free, here = accepted
+            if gain < SMALLEST_GAIN:
                 break
         return _without_graph(points.points(free))
 
@@ -308,34 +387,27 @@ class ReverseKL:
         free: Tensor,
         proposal: Tensor,
         divergence: float,
-    ) -> tuple[Tensor, tuple[Gaussian, Tensor, Tensor, float]] | None:
+        limit: float,
+    ) -> tuple[Tensor, _Round] | None:
         for halvings in range(10):
             candidate = free + 0.5**halvings * (proposal - free)
-            state = self._look(problem, nearest, points.points(candidate))
-            if state[3] < divergence:
-                return candidate, state
+            try:
+                there = self._look(problem, nearest, points.points(candidate))
+            except DivergenceError:
+                continue
+            if there.divergence < divergence and there.forward < limit:
+                return candidate, there
         return None
 
-    def _look(
-        self, problem: PosteriorProblem, nearest: _NearestGaussian, points: WeightedPoints
-    ) -> tuple[Gaussian, Tensor, Tensor, float]:
-        """q_u, the full log-likelihood's E[grad] and E[grad^2] under it, and KL(q_u || pi) up to a constant."""
+    def _look(self, problem: PosteriorProblem, nearest: _NearestGaussian, points: WeightedPoints) -> _Round:
+        """q_u and, by one pass over the data, the full posterior near it."""
         q = nearest(points)
         joint = expected_log_joint(problem.model, q, problem.data)
-        prior = problem.model.expected_log_prior(q)
-        divergence = -float(joint.value) - float(q.entropy)
-        return q, (joint.gradient - prior.gradient).detach(), (joint.hessian - prior.hessian).detach(), divergence
+        forward = float(kl_divergence(problem.approximation, q))
+        return _Round(q, gaussian_near(q, joint), -float(joint.value) - float(q.entropy), forward)
 
-    def _variance_of_residual(self, model: SmoothModel, q: Gaussian, gradient: Tensor, hessian: Tensor) -> Objective:
-        factor = q.factor
-
-        def half_variance(points: WeightedPoints) -> Tensor:
-            core = model.expected_log_likelihood(q, points.x, points.y, points.weights)
-            slope = factor.T @ (gradient - core.gradient)
-            bend = factor.T @ (hessian - core.hessian) @ factor
-            return 0.5 * slope.square().sum() + 0.25 * bend.square().sum()
-
-        return half_variance
+    def _divergence_near(self, model: SmoothModel, centre: Gaussian, full: Gaussian) -> Objective:
+        return lambda points: kl_divergence(coreset_near(model, points, centre), full)
 
 
 @dataclass(frozen=True)
@@ -362,9 +434,9 @@ class Wasserstein:
     uses_approximation: ClassVar[bool] = True
 
     def build(self, problem: PosteriorProblem, size: int, seed: int = 0) -> WeightedPoints:
-        points = PseudoPoints.from_data(problem, size, seed, self.learn_weights)
+        points, free = starting_points(problem, size, seed, self.learn_weights)
         full = problem.approximation
-        start = torch.zeros_like(full.mean)
+        start = full.mean
         scale = full.covariance.diagonal().sum()
 
         def distance(now: WeightedPoints) -> Tensor:
@@ -373,7 +445,7 @@ class Wasserstein:
             start = laplace.mean.detach()
             return squared_wasserstein(full, laplace) / scale
 
-        free, _ = minimise(points, points.initial(), distance, self.iterations)
+        free, _ = minimise(points, free, distance, self.iterations)
         return _without_graph(points.points(free))
 
 

@@ -45,10 +45,10 @@ class Uniform:
         check_size(problem.data_size, size)
         draws = seeded_stream(seed).randint(problem.data_size, size=size)
         counts = Counter(draws.tolist())
-        indices = torch.tensor(list(counts))
+        indices = torch.from_numpy(np.fromiter(counts, np.int64, len(counts)))
         x, y = problem.data.rows(indices)
-        weights = torch.tensor(list(counts.values()), dtype=torch.float64) * (problem.data_size / size)
-        return WeightedPoints(x, y, weights, indices)
+        weights = np.fromiter(counts.values(), np.float64, len(counts)) * (problem.data_size / size)
+        return WeightedPoints(x, y, torch.from_numpy(weights), indices)
 
 
 # --- Hilbert coresets -----------------------------------------------------------------------------

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pseudocoresets.energy import Target, potential_and_gradient
 from pseudocoresets.posterior.gaussian import Gaussian
-from pseudocoresets.posterior.models import LinearPredictorModel, SmoothModel
+from pseudocoresets.posterior.models import Array, LinearPredictorModel, SmoothModel
 from pseudocoresets.posterior.points import FullData, WeightedPoints, unit_weights
 
 LARGEST_COPIED = 2_000_000
@@ -91,27 +92,39 @@ class WhitenedTarget:
 
 
 class WhitenedPredictorTarget(WhitenedTarget):
-    """The same for a linear predictor with few points, in NumPy on the whitened design: eta = (X L) phi + X mu."""
+    """The same for a linear predictor with few points, in NumPy on the whitened design.
+
+    With eta = (X L) phi + X mu and the prior N(0, s^2 I), whose part of the potential is |mu + L phi|^2 / (2 s^2),
+        U(phi)      = phi . (A phi / 2 + b) - sum_i w_i log p(y_i | eta_i) + constant
+        grad U(phi) = A phi + b - (X L)^T (w * slope)
+    where A = L^T L / s^2, b = L^T mu / s^2, slope_i = d log p(y_i | eta_i) / d eta_i, and the constant is left out.
+    """
 
     def __init__(self, model: LinearPredictorModel, points: WeightedPoints, gaussian: Gaussian) -> None:
         super().__init__(posterior_target(model, points), gaussian)
+        precision, factor, mean = model.prior_scale**-2, gaussian.factor.numpy(), gaussian.mean.numpy()
+        x, weights = points.x.double().numpy(), points.weights.double().numpy()
+        design = x @ factor
         fields = {
-            "_model": model,
-            "_design": (points.x @ gaussian.factor).numpy(),
-            "_offset": (points.x @ gaussian.mean).numpy(),
+            "_density_and_slope": model.density_and_slope,
+            "_design": design,
+            "_weighted_design": weights[:, None] * design,
+            "_offset": x @ mean,
             "_targets": points.y.double().numpy(),
-            "_weights": points.weights.double().numpy(),
-            "_factor": gaussian.factor.numpy(),
-            "_mean": gaussian.mean.numpy(),
+            "_weights": weights,
+            "_curvature": precision * factor.T @ factor,
+            "_pull": precision * factor.T @ mean,
         }
         self.__dict__.update(fields)
 
-    def potential_and_gradient(self, phi: Tensor) -> tuple[Tensor, Tensor]:
+    def potential_and_gradient_of_array(self, positions: Array) -> tuple[Array, Array]:
+        """U and its gradient at phi (count, size)."""
         own: Any = self
-        position = phi.detach().numpy()
-        theta = position @ own._factor.T + own._mean
-        value, slope = own._model.density_and_slope(position @ own._design.T + own._offset, own._targets)
-        precision = own._model.prior_scale**-2
-        potential = 0.5 * precision * (theta * theta).sum(-1) - value @ own._weights
-        gradient = precision * (theta @ own._factor) - (slope * own._weights) @ own._design
-        return torch.as_tensor(potential), torch.from_numpy(gradient)
+        value, slope = own._density_and_slope(positions @ own._design.T + own._offset, own._targets)
+        prior_gradient = positions @ own._curvature + own._pull
+        prior = 0.5 * np.einsum("ij,ij->i", positions, prior_gradient + own._pull)
+        return prior - value @ own._weights, prior_gradient - slope @ own._weighted_design
+
+    def potential_and_gradient(self, phi: Tensor) -> tuple[Tensor, Tensor]:
+        potential, gradient = self.potential_and_gradient_of_array(np.atleast_2d(phi.detach().numpy()))
+        return torch.from_numpy(potential).reshape(phi.shape[:-1]), torch.from_numpy(gradient).reshape(phi.shape)
