@@ -8,9 +8,13 @@
      "options": {...}, "construction": {...}, "sampling": [{}, {"temperature": 0.01}]}
 
 where everything but the first three is optional and changes the preset ``paper``; several entries in ``sampling``
-evaluate the same coreset several times. A construction is too small to fill a GPU, so ``--workers`` processes take jobs
-from one queue, sharing the device through the multi-process service where it can be started. Seconds in the results are
-therefore those of a shared device.
+evaluate the same coreset several times. With ``"milestones": [500, 1000], "seconds": 60`` the construction goes from
+one number of iterations to the next and ends at the first that is reached after so many seconds; on validation data it
+is evaluated at each of them, on test data once, at the end.
+
+A construction is too small to fill a GPU, so ``--workers`` processes take jobs from one queue, sharing the device
+through the multi-process service where it can be started. Seconds in the results are therefore those of a shared
+device.
 
 ``--split validation`` holds a tenth of the training data out and never touches the test data; settings are chosen on
 it. Experts are trained first and shared by all cells of a data set. cells.json is written after every job.
@@ -20,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import queue
@@ -34,6 +39,7 @@ import torch
 
 from provenance import provenance
 from pseudocoresets.commands.planning import make_plan
+from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import Dataset, load_dataset
 from pseudocoresets.devices import resolve_device
 from pseudocoresets.experts import load_experts
@@ -95,24 +101,38 @@ class Workplace:
         row: dict[str, Any] = {"job": job, "seed": seed}
         if job["method"] == "random":
             coreset = control_coreset(plan, data, experts.network.spec, 0)
-        else:
-            folder = self._folder / _name(job, seed)
-            folder.mkdir(parents=True, exist_ok=True)
-            made = make_coreset(plan, data, experts, folder, device, Silent())
-            coreset = made.coreset
-            coreset.save(folder / "coreset.safetensors")
-            tail = made.history[-50:]
-            row |= {
-                "coreset": f"{_name(job, seed)}/coreset.safetensors",
-                "construct_seconds": _since(began),
-                "seconds_per_iteration": made.seconds_per_iteration,
-                "peak_memory": made.peak_memory,
-                "last": {key: sum(r[key] for r in tail) / len(tail) for key in tail[0] if key != "iteration"},
-            }
-        row["evaluations"] = [self._evaluate(coreset, data, plan, change) for change in job.get("sampling", [{}])]
-        return row | {"plan": plan.as_json(), "seconds": _since(began)}
+            return row | self._evaluations(coreset, data, plan, job)
+        folder = self._folder / _name(job, seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        curve = []
+        for iterations in job.get("milestones", [plan.construction.iterations]):
+            plan = replace(plan, construction=replace(plan.construction, iterations=iterations))
+            made = make_coreset(plan, data, experts, folder, device, Silent(), keep_checkpoint=True)
+            late = _since(began) > job.get("seconds", math.inf)
+            if late or self._split == "test":
+                curve.append({"iterations": iterations, "seconds": _since(began)})
+            else:
+                curve.append({"iterations": iterations, **self._evaluate(made.coreset, data, plan, {})})
+            if late:
+                break
+        made.discard_checkpoint()
+        made.coreset.save(folder / "coreset.safetensors")
+        tail = made.history[-50:]
+        row |= {
+            "coreset": f"{_name(job, seed)}/coreset.safetensors",
+            "construct_seconds": _since(began),
+            "seconds_per_iteration": made.seconds_per_iteration,
+            "peak_memory": made.peak_memory,
+            "last": {key: sum(r[key] for r in tail) / len(tail) for key in tail[0] if key != "iteration"},
+            "curve": curve,
+        }
+        return row | self._evaluations(made.coreset, data, plan, job) | {"seconds": _since(began)}
 
-    def _evaluate(self, coreset: Any, data: Dataset, plan: Plan, change: dict[str, Any]) -> dict[str, Any]:
+    def _evaluations(self, coreset: Coreset, data: Dataset, plan: Plan, job: dict[str, Any]) -> dict[str, Any]:
+        found = [self._evaluate(coreset, data, plan, change) for change in job.get("sampling", [{}])]
+        return {"evaluations": found, "plan": plan.as_json()}
+
+    def _evaluate(self, coreset: Coreset, data: Dataset, plan: Plan, change: dict[str, Any]) -> dict[str, Any]:
         settings = SamplingSettings(**(asdict(plan.sampling) | change))
         report = judge(coreset, data, plan.protocol, settings, None, resolve_device("auto"), Silent())
         return {"sampling": change, "chain_accuracy": report.accuracy.mean, **report.ensemble}
@@ -196,8 +216,14 @@ def summary(row: dict[str, Any]) -> str:
         for e in row["evaluations"]
     )
     pace = 1e3 * row.get("seconds_per_iteration", 0)
+    curve = " ".join(
+        f"{at['iterations']}:{100 * at.get('accuracy', math.nan):.1f}({100 * at.get('chain_accuracy', math.nan):.1f})"
+        for at in row.get("curve", [])
+    )
     cell = f"{job['dataset']} {job['ipc']} {job['method']} s{row['seed']}"
-    return f"{cell} [{text}] {row['seconds']:.0f}s {pace:.0f}ms: {found} {json.dumps(row.get('last', {}))}"
+    return (
+        f"{cell} [{text}] {row.get('seconds', 0):.0f}s {pace:.0f}ms: {curve} {found} {json.dumps(row.get('last', {}))}"
+    )
 
 
 def _name(job: dict[str, Any], seed: int) -> str:

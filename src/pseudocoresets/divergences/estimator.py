@@ -16,6 +16,7 @@ from pseudocoresets.kernels import Langevin
 from pseudocoresets.seeds import Randomness
 
 REAL_IMAGES_AT_ONCE = 256
+SMALLEST_PROBABILITY = 1e-30
 
 
 def draw_pairs(
@@ -182,6 +183,9 @@ def require_at_least(method: str, **bounds: tuple[float, float]) -> None:
 
 
 def _mean_energy(problem: Problem, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    fast = problem.probabilities(thetas, x)
+    if fast is not None:
+        return -fast[:, torch.arange(len(y), device=y.device), y].clamp_min(SMALLEST_PROBABILITY).log().mean(-1)
     total = torch.zeros(len(thetas), dtype=thetas.dtype, device=thetas.device)
     for part in _parts(len(x), REAL_IMAGES_AT_ONCE):
         total -= problem.energy.model.log_likelihood(thetas, x[part], y[part]).sum(-1)

@@ -82,6 +82,11 @@ class Problem:
                 return fast
         return self.energy.per_datum(thetas, x, points.y, points.weights)
 
+    def probabilities(self, thetas: Tensor, x: Tensor) -> Tensor | None:
+        """Class probabilities (len(thetas), len(x), classes) on the fast path, without a graph; None elsewhere."""
+        model = self.energy.model
+        return self.accelerator.probabilities(model.network, thetas, x) if isinstance(model, Classifier) else None
+
     def run_chain(
         self, kernel: AnyKernel, start: Tensor, points: Points, steps: int, randomness: Randomness, noisy: bool = True
     ) -> Tensor:
