@@ -43,6 +43,7 @@ from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import Dataset, load_dataset
 from pseudocoresets.devices import resolve_device
 from pseudocoresets.experts import load_experts
+from pseudocoresets.files import write_tensors
 from pseudocoresets.inference import SamplingSettings
 from pseudocoresets.pipeline import Plan, control_coreset, experts_for, judge, make_coreset
 from pseudocoresets.progress import Silent
@@ -116,10 +117,10 @@ class Workplace:
             if late:
                 break
         made.discard_checkpoint()
-        made.coreset.save(folder / "coreset.safetensors")
+        self._save_points(made.coreset, folder)
         tail = made.history[-50:]
         row |= {
-            "coreset": f"{_name(job, seed)}/coreset.safetensors",
+            "points": f"{_name(job, seed)}/points.safetensors",
             "construct_seconds": _since(began),
             "seconds_per_iteration": made.seconds_per_iteration,
             "peak_memory": made.peak_memory,
@@ -127,6 +128,16 @@ class Workplace:
             "curve": curve,
         }
         return row | self._evaluations(made.coreset, data, plan, job) | {"seconds": _since(began)}
+
+    @staticmethod
+    def _save_points(coreset: Coreset, folder: Path) -> None:
+        """Without the whitening, which is larger than all of them and can be fitted again."""
+        images = coreset.images.half()
+        write_tensors(
+            folder / "points.safetensors",
+            {"images": images, "labels": coreset.labels, "weights": coreset.weights},
+            {"source": coreset.source, "method": coreset.method},
+        )
 
     def _evaluations(self, coreset: Coreset, data: Dataset, plan: Plan, job: dict[str, Any]) -> dict[str, Any]:
         found = [self._evaluate(coreset, data, plan, change) for change in job.get("sampling", [{}])]
