@@ -37,7 +37,7 @@ from pseudocoresets.posterior import (
 from pseudocoresets.posterior.datasets import ParquetData
 from pseudocoresets.posterior.target import WhitenedTarget, all_points, whitened_target
 
-WARMUP = 100
+WARMUP = 150
 """Steps before the measured draws, long enough for the step size to settle."""
 
 
@@ -76,24 +76,32 @@ def build(path: Path, out: Path, size: int, method: str) -> dict[str, Any]:
     }
 
 
-def seconds_per_draw(target: WhitenedTarget, draws: int) -> dict[str, float]:
-    """One chain in whitened coordinates, timed after its warm-up by the clock and by the processor time it used.
+def seconds_per_draw(target: WhitenedTarget, draws: int, seeds: int) -> dict[str, Any]:
+    """Chains in whitened coordinates, one after the other, timed by the clock and by the processor time they used.
 
-    The warm-up's own share is measured by the step at which the first draw is asked for.
+    The warm-up is not counted. How many leapfrog steps a draw takes depends on the step size that a chain has settled
+    at, which differs from seed to seed.
     """
     start = torch.zeros(1, target.gaussian.size, dtype=torch.float64)
-    marks = _Marks(WARMUP)
-    run = sample_nuts(target, start, draws, WARMUP, metric="diagonal", progress=marks)
-    clock, processor = time.perf_counter() - marks.clock, time.process_time() - marks.processor
-    leapfrogs = float(run.leapfrogs[0])
+    clock = processor = leapfrogs = 0.0
+    by_seed = []
+    for seed in range(seeds):
+        marks = _Marks(WARMUP)
+        run = sample_nuts(target, start, draws, WARMUP, seed, metric="diagonal", progress=marks)
+        clock += time.perf_counter() - marks.clock
+        processor += time.process_time() - marks.processor
+        leapfrogs += float(run.leapfrogs[0])
+        by_seed.append(float(run.leapfrogs[0]) / draws)
     return {
+        "chains": seeds,
         "draws": draws,
         "warmup": WARMUP,
-        "seconds_per_draw": clock / draws,
+        "seconds_per_draw": clock / (seeds * draws),
         "seconds_per_leapfrog": clock / leapfrogs,
-        "processor_seconds_per_draw": processor / draws,
+        "processor_seconds_per_draw": processor / (seeds * draws),
         "processor_seconds_per_leapfrog": processor / leapfrogs,
-        "leapfrogs_per_draw": leapfrogs / draws,
+        "leapfrogs_per_draw": leapfrogs / (seeds * draws),
+        "leapfrogs_per_draw_by_chain": by_seed,
     }
 
 
@@ -121,8 +129,8 @@ def measure_sampling(path: Path, coreset: Path) -> dict[str, Any]:
     model = LogisticRegression(len(data.features))
     points = WeightedPoints.load(coreset)
     gaussian = fit_gaussian(model, points)
-    small = seconds_per_draw(whitened_target(model, points, gaussian), 2000)
-    large = seconds_per_draw(whitened_target(model, all_points(data), gaussian), 50)
+    small = seconds_per_draw(whitened_target(model, points, gaussian), 1000, 5)
+    large = seconds_per_draw(whitened_target(model, all_points(data), gaussian), 50, 1)
     ratios = {f"times_faster_by_{key}": large[key] / small[key] for key in small if "seconds" in key}
     return {"coreset": small, "full": large, **ratios}
 

@@ -13,6 +13,7 @@ stay at the prior; the divergences have local minima there.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,6 +40,10 @@ SMALLEST_TARGET = 1e-3
 POINTS_TO_CHOOSE_FROM = 500
 GOOD_ENOUGH = 1e-2
 """Nats below which a divergence needs no more work."""
+START_NEAR = 0.5
+"""Nats below which a short search for a start has not lost a direction."""
+START_ENOUGH = 1e-3
+"""Nats below which a start is left to the method that asked for it."""
 SMALLEST_GAIN = 1e-4
 """Nats by which a round must lower a divergence for another one to be worth a pass over the data."""
 
@@ -119,8 +124,17 @@ class PseudoPoints:
 Objective = Callable[[WeightedPoints], Tensor]
 
 
-def minimise(points: PseudoPoints, free: Tensor, objective: Objective, iterations: int) -> tuple[Tensor, float]:
-    """The best vector of at most ``iterations`` of L-BFGS and its value; what is not finite is infinitely bad."""
+class _Enough(Exception):
+    """Raised where a search has come as far as was asked."""
+
+
+def minimise(
+    points: PseudoPoints, free: Tensor, objective: Objective, iterations: int, enough: float = -math.inf
+) -> tuple[Tensor, float]:
+    """The best vector of at most ``iterations`` of L-BFGS and its value; what is not finite is infinitely bad.
+
+    The search ends at the first value below ``enough``.
+    """
     from scipy.optimize import minimize
 
     best: dict[str, np.ndarray | float] = {"value": math.inf, "free": free.numpy()}
@@ -137,26 +151,34 @@ def minimise(points: PseudoPoints, free: Tensor, objective: Objective, iteration
         value = value.detach()
         if float(value) < best["value"]:
             best.update(value=float(value), free=vector.copy())
+        if float(value) < enough:
+            raise _Enough
         return float(value), gradient.numpy()
 
     options = {"maxiter": iterations, "maxfun": 2 * iterations + 20, "ftol": 1e-13, "gtol": 1e-9, "maxcor": 20}
-    minimize(value_and_gradient, free.numpy(), jac=True, method="L-BFGS-B", options=options)
+    with contextlib.suppress(_Enough):
+        minimize(value_and_gradient, free.numpy(), jac=True, method="L-BFGS-B", options=options)
     return torch.from_numpy(np.asarray(best["free"])), float(best["value"])
 
 
 def minimise_again(
-    points: PseudoPoints, free: Tensor, objective: Objective, iterations: int, restarts: int
-) -> tuple[Tensor, float]:
+    points: PseudoPoints,
+    free: Tensor,
+    objective: Objective,
+    iterations: int,
+    restarts: int,
+    enough: float = -math.inf,
+) -> Tensor:
     """:func:`minimise`, started again up to ``restarts`` times while that lowers a divergence by a twentieth."""
-    free, before = minimise(points, free, objective, iterations)
+    free, before = minimise(points, free, objective, iterations, enough)
     for _ in range(restarts):
         if before < GOOD_ENOUGH:
             break
-        free, after = minimise(points, free, objective, iterations)
+        free, after = minimise(points, free, objective, iterations, enough)
         if after > 0.95 * before:
             break
         before = after
-    return free, before
+    return free
 
 
 # --- the start ------------------------------------------------------------------------------------
@@ -182,18 +204,22 @@ def starting_points(
 ) -> tuple[PseudoPoints, Tensor]:
     """Informative real points, moved to the least KL(q || g_u) with g_u = :func:`coreset_near` q.
 
-    The best of several short searches is continued: about one in four ends where two points share a direction and
-    another has none.
+    About one search in four ends where two points share a direction and another has none. The best of several short
+    ones is continued, or the first that comes near.
     """
     q = problem.approximation
 
     def forward(now: WeightedPoints) -> Tensor:
         return kl_divergence(q, coreset_near(problem.model, now, q))
 
-    candidates = PseudoPoints.from_data(problem, size, seed, learn_weights, starts)
-    searches = [(points, *minimise(points, points.initial(), forward, 100)) for points in candidates]
-    points, free, _ = min(searches, key=lambda search: search[2])
-    return points, minimise_again(points, free, forward, 300, 3)[0]
+    best: tuple[PseudoPoints, Tensor, float] | None = None
+    for points in PseudoPoints.from_data(problem, size, seed, learn_weights, starts):
+        search = points, *minimise(points, points.initial(), forward, 100, START_ENOUGH)
+        best = search if best is None or search[2] < best[2] else best
+        if best[2] < START_NEAR:
+            break
+    assert best is not None
+    return best[0], minimise_again(best[0], best[1], forward, 300, 3, START_ENOUGH)
 
 
 def _without_graph(points: WeightedPoints) -> WeightedPoints:
@@ -239,7 +265,7 @@ class ForwardKL:
     def build(self, problem: PosteriorProblem, size: int, seed: int = 0) -> WeightedPoints:
         points, free = starting_points(problem, size, seed, self.learn_weights)
         loss = ForwardKLLoss(problem.model, problem.approximation)
-        return points.points(minimise_again(points, free, loss, self.iterations, self.restarts)[0])
+        return points.points(minimise_again(points, free, loss, self.iterations, self.restarts))
 
 
 class ForwardKLLoss:
@@ -363,7 +389,7 @@ class ReverseKL:
     def build(self, problem: PosteriorProblem, size: int, seed: int = 0) -> WeightedPoints:
         points, free = starting_points(problem, size, seed, self.learn_weights)
         q = problem.approximation
-        free, _ = minimise_again(points, free, self._divergence_near(problem.model, q, q), 300, 3)
+        free = minimise_again(points, free, self._divergence_near(problem.model, q, q), 300, 3)
         nearest = _NearestGaussian(problem.model, q)
         here = self._look(problem, nearest, points.points(free))
         limit = here.forward + GOOD_ENOUGH
