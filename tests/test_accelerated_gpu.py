@@ -134,7 +134,8 @@ def test_matched_trajectories_agree_to_rounding(network: Network, steps: int, im
     assert (fast_end - plain_end).norm() / (plain_end - start).norm() < BFLOAT16_GRADIENT
     assert abs(float(fast_loss / plain_loss) - 1) < BFLOAT16_GRADIENT
     assert float((fast * plain).sum() / fast.norm() / plain.norm()) > 1 - BFLOAT16_GRADIENT
-    assert abs(float(fast_rate / plain_rate) - 1) < BFLOAT16_GRADIENT
+    # The plain path's slope is a difference of two energies, the fast one's a product: each may be off by as much.
+    assert abs(float(fast_rate / plain_rate) - 1) < 2 * BFLOAT16_GRADIENT
 
 
 def test_predictions_agree(network: Network, points: Points) -> None:

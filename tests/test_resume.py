@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import multiprocessing
 import os
 import random
@@ -222,6 +223,41 @@ def test_the_command_goes_on_after(
         assert process.returncode == -signal.SIGKILL
     call(command)
     assert_same_files(folder, undisturbed)
+
+
+def test_a_killed_comparison_goes_on_to_the_same_table(
+    tmp_path: Path, start_bpc: Callable[..., subprocess.Popen[str]]
+) -> None:
+    """Killed while its second method is under way; the first is not computed again."""
+
+    def command(folder: Path) -> list[str]:
+        return [
+            *("compare", "--dataset", "digits", "--ipc", "1", "--methods", "cd,fkl", "--network", "convnet:width=4"),
+            *("--expert-count", "1", "--epochs", "6", "--iterations", "12", "--chains", "2", "--sampling-steps", "40"),
+            *("--device", "cpu", "--out", str(folder)),
+        ]
+
+    killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
+    process = start_bpc(*command(killed))
+    wait_for(killed / "fkl" / "seed0", process)
+    process.kill()
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == -signal.SIGKILL
+    assert not (killed / "fkl" / "seed0" / "metrics.json").exists()
+    first = killed / "cd" / "seed0" / "metrics.json"
+    written = first.stat().st_mtime_ns
+    call(command(killed))
+    assert first.stat().st_mtime_ns == written
+    call(command(undisturbed))
+    tables = [json.loads((folder / "comparison.json").read_text()) for folder in (killed, undisturbed)]
+    assert [row["method"] for row in tables[0]["rows"]][1:] == ["cd", "fkl"]
+    for mine, theirs in zip(*(table["rows"] for table in tables), strict=True):
+        assert mine["metrics"] == theirs["metrics"]
+        assert mine["failure"] is None
+    for method in ("cd", "fkl"):
+        coresets = [folder / method / "seed0" / "coreset.safetensors" for folder in (killed, undisturbed)]
+        assert coresets[0].read_bytes() == coresets[1].read_bytes()
+        assert not list((killed / method / "seed0").glob("*checkpoint*"))
 
 
 def test_ctrl_c_while_a_posterior_is_sampled(

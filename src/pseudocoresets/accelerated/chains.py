@@ -1,7 +1,7 @@
-"""Many gradient steps in one launch: a block of steps of a chain, captured as one CUDA graph.
+"""Many gradient steps in one launch: a block of steps of several chains, captured as one CUDA graph.
 
-Each chain's graph runs on a stream of its own, so that small problems fill the chip side by side. The host only
-prepares the images of a block (augmented all at once) and replays the graphs.
+Each chain runs on a stream of its own, so that small problems fill the chip side by side. The host only prepares the
+images of a block (augmented all at once) and replays the graph.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CapturedChains:
         self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
         self._workspaces = [EnergyGradient(layout, images, device) for _ in range(chains)]
         self._streams = [torch.cuda.Stream(device) for _ in range(chains)]
-        self._graphs = self._capture()
+        self._graph = self._capture()
 
     def set_position(self, theta: Tensor) -> None:
         """Where the chains are, (chains, size) in the network's order; velocities start at zero."""
@@ -83,13 +83,7 @@ class CapturedChains:
         """Take ``steps`` steps on images (sources, steps, images, channels, height, width)."""
         self._fill(x, augmentation, randomness)
         self._seeds.fill_(randomness.host.getrandbits(62))
-        main = torch.cuda.current_stream()
-        for stream, graph in zip(self._streams, self._graphs, strict=True):
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                graph.replay()
-        for stream in self._streams:
-            main.wait_stream(stream)
+        self._graph.replay()
 
     def _fill(self, x: Tensor, augmentation: Augmentation | None, randomness: Randomness) -> None:
         if augmentation is not None:
@@ -118,24 +112,31 @@ class CapturedChains:
                 step * self.chains + chain,
             )
 
-    def _capture(self) -> list[torch.cuda.CUDAGraph]:
-        """One graph a chain: a single graph of all of them is slower, for its branches wait for one another.
+    def _all_steps(self) -> None:
+        main = torch.cuda.current_stream()
+        for stream in self._streams:
+            stream.wait_stream(main)
+        for chain, stream in enumerate(self._streams):
+            with torch.cuda.stream(stream):
+                self._steps_of(chain, self.steps)
+        for stream in self._streams:
+            main.wait_stream(stream)
 
-        One step of each is run before, so that Triton compiles and cuDNN times its algorithms undisturbed.
-        """
-        graphs = []
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """Warm up one chain after another, so that cuDNN times its algorithms undisturbed; capture them together."""
         with cudnn_benchmark(), torch.no_grad():
-            for chain, stream in enumerate(self._streams):
-                stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(stream):
+            warm_up = torch.cuda.Stream()
+            warm_up.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(warm_up):
+                for chain in range(self.chains):
                     self._steps_of(chain, 1)
-                torch.cuda.synchronize()
-                self._gradient[chain].zero_()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=stream):
-                    self._steps_of(chain, self.steps)
-                graphs.append(graph)
-        return graphs
+            torch.cuda.current_stream().wait_stream(warm_up)
+            torch.cuda.synchronize()
+            self._gradient.zero_()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._all_steps()
+        return graph
 
 
 def aligned_rows(rows: int, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
