@@ -182,8 +182,8 @@ class GaussianMean(NormalPrior):
     def expected_log_likelihood(self, q: Gaussian, x: Tensor, y: Tensor, weights: Tensor) -> Expectation:
         precision = self.precision.to(x.dtype)
         hessian = -weights.sum() * precision
-        gradient = precision @ (weights @ (x - q.mean))
-        value = weights @ self.log_likelihood(q.mean, x, y) + 0.5 * (hessian * q.covariance).sum()
+        value, gradient = self.log_likelihood_and_gradient(q.mean, x, y, weights)
+        value = value + 0.5 * (hessian * q.covariance).sum()
         return Expectation(value, gradient, hessian)
 
 

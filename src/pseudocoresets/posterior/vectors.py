@@ -107,8 +107,10 @@ def likelihood_vectors(
         if isinstance(model, GaussianMean):
             factor = q.factor if model.covariance is None else model.precision @ q.factor
             bend = 0.5 * (q.factor.T @ factor).square().sum()
-            constant = bend.sqrt().expand(len(x), 1)
-            return ExplicitVectors(torch.cat([(x - q.mean) @ factor, constant], 1))
+            # One product and one sum: [(x - mean) factor, constant] without copies of x.
+            matrix = x @ torch.cat([factor, torch.zeros_like(factor[:, :1])], 1)
+            matrix += torch.cat([-q.mean @ factor, bend.sqrt()[None]])
+            return ExplicitVectors(matrix)
         theta = q.sample(samples, generator_for(seed, "likelihood vectors"))
         values = model.log_likelihood(theta, x, y)
         return ExplicitVectors(((values - values.mean(0)) / (samples - 1) ** 0.5).T.contiguous())
