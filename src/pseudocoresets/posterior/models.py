@@ -34,6 +34,9 @@ PseudoTarget: TypeAlias = Literal["fixed", "real", "positive", "unit", "simplex"
 zero and one, or a vector of class probabilities."""
 
 QUADRATURE_NODES = 12
+NARROW_NODES = 3
+NARROW_SPREAD = 0.01
+"""Standard deviation of a predictor below which three nodes leave an error of its sixth power, that is rounding."""
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -249,8 +252,9 @@ class LinearPredictorModel(NormalPrior, _Features, ABC):
 
     def _predictor_nodes(self, q: Gaussian, x: Tensor) -> tuple[Tensor, Tensor]:
         """(m, nodes) values of eta under q and the nodes' weights."""
-        nodes, weights = _hermite(QUADRATURE_NODES)
         spread = ((x @ q.factor.detach()).square().sum(-1) + 1e-300).sqrt()
+        narrow = bool((spread.detach() < NARROW_SPREAD).all())
+        nodes, weights = _hermite(NARROW_NODES if narrow else QUADRATURE_NODES)
         return (x @ q.mean)[:, None] + spread[:, None] * nodes.to(x.dtype), weights.to(x.dtype)
 
 

@@ -23,7 +23,7 @@ from pseudocoresets.posterior.gaussian import Gaussian, kl_divergence
 from pseudocoresets.posterior.models import GaussianMean
 from pseudocoresets.posterior.points import FullData, WeightedPoints
 from pseudocoresets.posterior.problem import PosteriorProblem, check_size, draw_indices, seeded_stream, uniform_points
-from pseudocoresets.posterior.pseudo import ForwardKLLoss
+from pseudocoresets.posterior.pseudo import ForwardKLLoss, Objective, forward_kl_near
 from pseudocoresets.posterior.target import whitened_target
 from pseudocoresets.posterior.vectors import LikelihoodVectors, likelihood_vectors
 from pseudocoresets.seeds import generator_for
@@ -181,7 +181,9 @@ def _gather(problem: PosteriorProblem, current: _Sum, refit: bool) -> WeightedPo
     gram = current.vectors.gram(indices, indices)
     product = torch.from_numpy(current.with_target)[indices]
     points = _chosen(problem, indices, non_negative_least_squares(gram, product))
-    return points if isinstance(problem.model, GaussianMean) else forward_kl_weights(problem, points, 15)
+    if isinstance(problem.model, GaussianMean):
+        return points
+    return forward_kl_weights(problem, points, forward_kl_near(problem.model, problem.approximation), 30)
 
 
 def non_negative_least_squares(gram: Tensor, product: Tensor, damping: float = 1e-12) -> Tensor:
@@ -235,7 +237,8 @@ class SparseVI:
         if not self.forward:
             return search.coreset()
         chosen, full = search.coreset(drop=False), problem.approximation
-        candidates = [forward_kl_weights(problem, chosen, 100, cap) for cap in self.caps]
+        loss = ForwardKLLoss(problem.model, full)
+        candidates = [forward_kl_weights(problem, chosen, loss, 100, cap) for cap in self.caps]
         return min(candidates, key=lambda each: float(kl_divergence(full, coreset_gaussian(problem, each, None))))
 
 
@@ -311,16 +314,15 @@ class WeightSearch:
 
 
 def forward_kl_weights(
-    problem: PosteriorProblem, points: WeightedPoints, iterations: int = 200, cap: float = math.inf
+    problem: PosteriorProblem, points: WeightedPoints, loss: Objective, iterations: int = 200, cap: float = math.inf
 ) -> WeightedPoints:
     """The weights that minimise KL(q || pi_w), for the Gaussian q nearest to the full posterior.
 
     They stay between 0 and n, or where they start, and below ``cap`` times n / m. The divergence is convex in w, with
-    the gradient E_{pi_w}[f_i] - E_q[f_i]; L-BFGS with bounds, of which the best point is kept.
+    the gradient E_{pi_w}[f_i] - E_q[f_i]; ``loss`` is a form of it. L-BFGS with bounds; the best point is kept.
     """
     from scipy.optimize import minimize
 
-    loss = ForwardKLLoss(problem.model, problem.approximation)
     scale = problem.data_size / len(points)
     start = np.minimum((points.weights / scale).numpy(), cap)
     best = (math.inf, start)
