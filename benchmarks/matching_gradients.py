@@ -29,6 +29,7 @@ from pseudocoresets.divergences import Points, Problem, Wasserstein
 from pseudocoresets.divergences.contrastive import phase_difference
 from pseudocoresets.energy import Classifier, Energy
 from pseudocoresets.experts import Draw
+from pseudocoresets.kernels import Langevin
 from pseudocoresets.networks import Network, build_network
 from pseudocoresets.seeds import Randomness
 
@@ -68,7 +69,14 @@ class Comparison:
         return method.match(points, self._problem, self._draw, Randomness.for_purpose(seed))
 
     def loss(self, x: Tensor, seed: int) -> float:
-        return float(self.match(x.detach().requires_grad_(), seed, {"gradient": "detached"}).loss.detach())
+        end = self.end(x, seed)
+        start, later = self._draw
+        return float((end - later).square().sum() / (start - later).square().sum())
+
+    def end(self, x: Tensor, seed: int) -> Tensor:
+        points = Points(x, self._coreset.labels, self._coreset.weights)
+        kernel, randomness = Langevin(self._step_size), Randomness.for_purpose(seed)
+        return self._problem.run_chain(kernel, self._draw.start, points, self._steps, randomness, noisy=False)
 
     def gradient(self, options: dict[str, Any]) -> Tensor:
         leaf = self._coreset.images.clone().requires_grad_()
@@ -76,8 +84,8 @@ class Comparison:
 
     def contrastive_gradient(self) -> Tensor:
         leaf = self._coreset.images.clone().requires_grad_()
-        end = self.match(leaf, 1, {"gradient": "detached"}).end
         points = Points(leaf, self._coreset.labels, self._coreset.weights)
+        end = self.end(leaf.detach(), 1)
         loss = phase_difference(points, self._problem, self._draw.later, end, Randomness.for_purpose(1))
         return torch.autograd.grad(loss.value, leaf)[0]
 
