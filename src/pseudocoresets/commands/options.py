@@ -32,6 +32,12 @@ Temperature = Annotated[
 PriorScale = Annotated[float | None, typer.Option("--prior-scale", help="Standard deviation of the Gaussian prior.")]
 Iterations = Annotated[int | None, typer.Option("--iterations", help="Iterations of the construction.")]
 LearningRate = Annotated[float | None, typer.Option("--learning-rate", help="Learning rate of the images.")]
+Momentum = Annotated[float | None, typer.Option("--momentum", help="Momentum of SGD on the images.")]
+Optimiser = Annotated[str | None, typer.Option("--optimiser", help="Of the images: sgd or adam.")]
+Averaging = Annotated[
+    float | None,
+    typer.Option("--averaging", help="Return an average of the iterates that forgets at this rate, e.g. 0.99."),
+]
 MethodOptions = Annotated[
     list[str] | None, typer.Option("--set", help="An option of the method, such as --set ahead=0; repeatable.")
 ]
