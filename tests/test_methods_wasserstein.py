@@ -83,7 +83,7 @@ def test_detached_gradient_holds_each_steps_parameters_fixed() -> None:
 
 def test_step_size_gradient_by_finite_differences() -> None:
     problem = network_problem()
-    method = Wasserstein(steps=6, chains=2)
+    method = Wasserstein(steps=6, chains=2, gradient="constant-memory")
 
     def value(step_size: float) -> Tensor:
         points = network_points(step_size=step_size)

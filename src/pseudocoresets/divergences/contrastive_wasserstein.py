@@ -39,7 +39,7 @@ class ContrastiveWasserstein:
     step_size_learning_rate: float = 0.0
     sigma: float = 0.001
     weight: float = 1.0
-    gradient: str = "auto"
+    gradient: str = "differences"
     stored: int = 32
     reach: float = 0.3
 

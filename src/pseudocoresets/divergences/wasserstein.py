@@ -8,7 +8,7 @@ of the expert's own step:
     L           = || theta_k - theta* ||^2 / || theta_s - theta* ||^2,             theta* = theta_{s + ahead}
 
 A_t is the augmentation of step t. The step size eta is learned too, with its own learning rate. L depends on x through
-all k steps. Its gradient is computed in one of four ways:
+all k steps. Its gradient is found in one of four ways:
 
 constant-memory is exact. With g_t = grad_theta U(theta_t; A_t x), the adjoint runs backwards from
 lambda_k = 2 (theta_k - theta*) / || theta_s - theta* ||^2:
@@ -30,9 +30,8 @@ differences is the same recursion with s_t = [U(theta_t + h lambda_{t+1}) - U(th
 h lambda_k = ``reach`` (theta_k - theta*): first derivatives only. For a smooth U it is exact to second order in h. A
 network of ReLUs is not smooth: the descent jumps where a unit switches, which the exact derivative does not see and a
 difference does. Moving the points by a finite amount, the loss falls further along the differences of reach 0.3 than
-along the exact gradient (docs/research-notes.md). auto, the default, is differences on the fast path of a GPU, where
-they cost three gradients a step, if only the images and the step size are learned; everywhere else it is
-constant-memory.
+along the exact gradient, and coresets come out as good or better in half the time (docs/research-notes.md), so this is
+the default. On the fast path of a GPU it costs three gradients a step, if only images and step size are learned.
 
 detached is the constant-memory rewriting of TESLA (Cui et al. 2023), which evaluates each step's gradient at
 parameters held fixed (lambda_t = lambda_k throughout): cheaper by a third, and not the exact gradient.
@@ -66,7 +65,7 @@ from pseudocoresets.errors import InputError
 from pseudocoresets.experts.store import Draw
 from pseudocoresets.seeds import Randomness
 
-GRADIENTS = ("auto", "constant-memory", "differences", "unrolled", "detached")
+GRADIENTS = ("differences", "constant-memory", "unrolled", "detached")
 
 
 class Match(NamedTuple):
@@ -86,7 +85,7 @@ class Wasserstein:
     steps: int = 30
     step_size: float = 0.03
     step_size_learning_rate: float = 1e-5
-    gradient: str = "auto"
+    gradient: str = "differences"
     stored: int = 32
     reach: float = 0.3
 
@@ -114,7 +113,7 @@ class Wasserstein:
 
     def match(self, points: Points, problem: Problem, draw: Draw, randomness: Randomness) -> Match:
         """The loss for a pair of snapshots, averaged over chains."""
-        if self.gradient in ("auto", "differences"):
+        if self.gradient == "differences":
             captured = _by_captured_differences(points, problem, draw, self.steps, self.reach, randomness)
             if captured is not None:
                 return captured
