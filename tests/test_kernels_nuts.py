@@ -19,7 +19,7 @@ from pseudocoresets.energy import FunctionTarget
 from pseudocoresets.errors import DivergenceError, InputError
 from pseudocoresets.evaluation.diagnostics import mean_ess, rank_r_hat
 from pseudocoresets.kernels import sample_nuts
-from pseudocoresets.kernels.nuts import _metric_windows
+from pseudocoresets.kernels.nuts import _metric_windows, _shrunk_variances
 
 LARGEST_Z = 4.5
 PRECISION = torch.tensor([[2.0, 1.2, 0.0], [1.2, 1.0, -0.3], [0.0, -0.3, 30.0]], dtype=torch.double)
@@ -196,3 +196,25 @@ def test_metric_windows_lie_in_the_warm_up_and_do_not_overlap(warmup: int) -> No
     assert all(windows[later] == earlier for earlier, later in itertools.pairwise(ends))
     if warmup >= 20:
         assert ends and ends[-1] < warmup
+
+
+@given(
+    variances=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20).map(np.array),
+    draws=st.integers(2, 1000),
+)
+def test_shrinking_keeps_the_mean_and_the_order_of_variances(variances: np.ndarray, draws: int) -> None:
+    shrunk = _shrunk_variances(variances, draws)
+    rounding = 1e-12 * variances.max()
+    assert abs(shrunk.mean() - variances.mean()) <= rounding * len(variances)
+    assert (shrunk >= variances.min() - rounding).all()
+    assert (shrunk <= variances.max() + rounding).all()
+    assert (np.diff(shrunk[np.argsort(variances)]) >= -rounding).all()
+
+
+def test_shrinking_removes_noise_and_leaves_what_is_real() -> None:
+    stream = np.random.default_rng(0)
+    draws = stream.standard_normal((100, 50))
+    estimates = draws.var(0, ddof=1)
+    assert np.abs(_shrunk_variances(estimates, 100) - 1).mean() < 0.5 * np.abs(estimates - 1).mean()
+    scales = np.geomspace(1e-2, 1e2, 50)
+    np.testing.assert_allclose(_shrunk_variances(scales * estimates, 100), scales * estimates, rtol=0.01, atol=0.1)

@@ -303,12 +303,14 @@ class _Metric(NamedTuple):
         return cls(covariance, np.linalg.inv(np.linalg.cholesky(covariance)).T)
 
     def learnt_from(self, draws: Vector, kind: MetricKind) -> _Metric:
-        """The covariance of the draws, shrunk towards a multiple of this metric by Ledoit & Wolf's estimate.
+        """The covariance of the draws, shrunk towards a multiple of this metric by as much as it is noise.
 
-        Shrinking in coordinates in which this metric is the identity keeps what earlier windows have learnt.
+        Shrinking in coordinates in which this metric is the identity keeps what earlier windows have learnt. For a
+        matrix the amount is Ledoit & Wolf's estimate; for a diagonal see ``_shrunk_variances``.
         """
         if kind == "diagonal":
-            return _Metric.from_covariance(np.diag(draws.var(0, ddof=1) + np.finfo(float).tiny), kind)
+            ratios = _shrunk_variances(draws.var(0, ddof=1) / self.inverse_mass, len(draws))
+            return _Metric.from_covariance(np.diag(self.inverse_mass * ratios + np.finfo(float).tiny), kind)
         from sklearn.covariance import ledoit_wolf
 
         whitened, _ = ledoit_wolf(draws @ self.momentum_factor)
@@ -321,6 +323,18 @@ class _Metric(NamedTuple):
 
     def velocity(self, p: Vector) -> Vector:
         return self.inverse_mass @ p if self.inverse_mass.ndim == 2 else self.inverse_mass * p
+
+
+def _shrunk_variances(variances: Vector, draws: int) -> Vector:
+    """Estimates v_i of variances from so many draws, moved towards their mean m by their share of noise.
+
+    An estimate of a variance s^2 from n draws of a Gaussian has the variance 2 s^4 / (n - 1), so
+        v_i <- m + k (v_i - m),    k = max(0, 1 - (2 m^2 / (n - 1)) / Var_i[v_i]).
+    """
+    mean, spread = variances.mean(), variances.var(ddof=1) if len(variances) > 1 else 0.0
+    noise = 2 * mean**2 / (draws - 1)
+    kept = 1 - noise / spread if spread > noise else 0.0
+    return np.asarray(mean + kept * (variances - mean))
 
 
 # --- one draw ---------------------------------------------------------------------------------------------
