@@ -30,6 +30,7 @@ import multiprocessing
 import os
 import queue
 import subprocess
+import tempfile
 import time
 import traceback
 from dataclasses import asdict, replace
@@ -193,10 +194,9 @@ def run_side_by_side(
 
 def start_sharing() -> bool:
     """NVIDIA's multi-process service, so that the processes' kernels run at the same time."""
-    os.environ.setdefault("CUDA_MPS_PIPE_DIRECTORY", "/tmp/mps-pipe")
-    os.environ.setdefault("CUDA_MPS_LOG_DIRECTORY", "/tmp/mps-log")
     for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
-        Path(os.environ[name]).mkdir(parents=True, exist_ok=True)
+        folder = os.environ.setdefault(name, str(Path(tempfile.gettempdir()) / name.lower()))
+        Path(folder).mkdir(parents=True, exist_ok=True)
     try:
         done = subprocess.run(["nvidia-cuda-mps-control", "-d"], check=False, capture_output=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

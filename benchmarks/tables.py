@@ -113,10 +113,13 @@ def settings_of(document: dict[str, Any]) -> Iterator[str]:
     yield f"```\n{commands}\n```"
 
 
-def main() -> None:
+def page() -> str:
     document = json.loads(RESULTS.read_text(encoding="utf-8"))
-    lines = [INTRODUCTION.rstrip(), *cells_of(document), *settings_of(document)]
-    (ROOT / "docs/results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return "\n".join([INTRODUCTION.rstrip(), *cells_of(document), *settings_of(document)]) + "\n"
+
+
+def main() -> None:
+    (ROOT / "docs/results.md").write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

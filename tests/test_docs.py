@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import tomllib
@@ -264,3 +265,13 @@ def test_the_api_page_has_every_public_name() -> None:
     errors = {name for name in pc.__all__ if name.endswith("Error")}
     assert "::: pseudocoresets.errors" in page
     assert [name for name in set(pc.__all__) - errors if f"::: pseudocoresets.{name}\n" not in page] == []
+
+
+def test_the_page_of_results_says_what_the_records_say() -> None:
+    path = ROOT / "benchmarks" / "tables.py"
+    spec = importlib.util.spec_from_file_location("tables", path)
+    assert spec is not None
+    assert spec.loader is not None
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    assert tables.page() == (DOCS / "results.md").read_text(encoding="utf-8")
