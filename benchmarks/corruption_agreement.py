@@ -68,7 +68,8 @@ def published_functions(path: Path) -> dict[str, Callable[..., Any]]:
     for name in (*stand_ins, "wand.color", "scipy.ndimage.interpolation"):
         sys.modules[name] = types.ModuleType(name)
     sys.modules["wand.image"].Image = Wand  # type: ignore[attr-defined]
-    sys.modules["wand.api"].library = types.SimpleNamespace(MagickMotionBlurImage=types.SimpleNamespace())  # type: ignore[attr-defined]
+    blur = types.SimpleNamespace(MagickMotionBlurImage=types.SimpleNamespace())
+    vars(sys.modules["wand.api"]).update(library=blur)
     sys.modules["scipy.ndimage.interpolation"].map_coordinates = scipy.ndimage.map_coordinates  # type: ignore[attr-defined]
     np.float_, np.fromstring = np.float64, np.frombuffer  # type: ignore[attr-defined,assignment,misc]
     functions: dict[str, Any] = {}

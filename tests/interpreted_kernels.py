@@ -16,7 +16,12 @@ from torch.nn import functional as F
 from pseudocoresets.accelerated import head
 from pseudocoresets.accelerated.convnet import EnergyGradient, Layout, layout_of
 from pseudocoresets.accelerated.trajectory import CapturedTrajectory
+from pseudocoresets.divergences import Points, Problem, Wasserstein, wasserstein
+from pseudocoresets.divergences.captured_matching import CapturedMatching
+from pseudocoresets.energy import Classifier, Energy, uniform_weights
+from pseudocoresets.experts import Draw
 from pseudocoresets.networks import Network, build_network
+from pseudocoresets.seeds import Randomness
 
 CPU = torch.device("cpu")
 
@@ -85,6 +90,9 @@ class Stream:
     def wait_stream(self, other: object) -> None: ...
 
 
+CUDA = {"Stream": Stream, "stream": lambda _: nullcontext(), "current_stream": Stream}
+
+
 class Replay:
     """In place of a CUDA graph: the work itself."""
 
@@ -99,7 +107,6 @@ class InterpretedTrajectory(CapturedTrajectory):
 
 def check_trajectory() -> dict[str, float]:
     """Four steps and their adjoint, against a plain loop of first derivatives in float64."""
-    cuda = {"Stream": Stream, "stream": lambda _: nullcontext(), "current_stream": Stream}
     steps, images, step_size, decay, spacing = 4, 3, 0.1, 0.01, 1e-2
     generator = torch.Generator().manual_seed(0)
     network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
@@ -108,7 +115,7 @@ def check_trajectory() -> dict[str, float]:
     start = network.initialise(0)
     x, y = torch.randn(steps, images, 3, 8, 8, generator=generator), torch.arange(images)
     factors, costate = torch.rand(images, generator=generator), torch.randn(network.size, generator=generator)
-    with mock.patch.multiple(torch.cuda, **cuda):
+    with mock.patch.multiple(torch.cuda, **CUDA):
         trajectory = InterpretedTrajectory(layout, (3, 8, 8), images, steps, False, CPU, torch.float32)
         trajectory.set_points(y, factors, torch.tensor(step_size), decay)
         end = trajectory.forwards(start, x)
@@ -135,6 +142,34 @@ def check_trajectory() -> dict[str, float]:
     }
 
 
+def check_matching() -> dict[str, float]:
+    """Two chains over two blocks, against the same differences on the plain path."""
+    steps, images, step_size, data_size = 4, 3, 0.1, 50
+    generator = torch.Generator().manual_seed(0)
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    layout = layout_of(network)
+    assert isinstance(layout, Layout)
+    problem = Problem(Energy(Classifier(network), data_size))
+    draw = Draw(network.initialise(0, 2), network.initialise(1, 2))
+    eta = torch.tensor(step_size, requires_grad=True)
+    x = torch.randn(images, 3, 8, 8, generator=generator).requires_grad_()
+    points = Points(x, torch.arange(images), uniform_weights(images, data_size), {"step_size": eta})
+    method = Wasserstein(steps=steps, chains=2)
+    plain = method.match(points, problem, draw, Randomness.for_purpose(0))
+    with mock.patch.multiple(torch.cuda, **CUDA):
+        runner = InterpretedTrajectory(layout, (3, 8, 8), images, steps // 2, False, CPU, torch.float32)
+        runner.set_points(points.y, points.weights / data_size, eta, problem.decay(Classifier(network)))
+        matching = CapturedMatching(x, runner, [lambda seen: seen] * 2)
+        with mock.patch.object(wasserstein, "captured_matching", lambda *_: matching):
+            fast = method.match(points, problem, draw, Randomness.for_purpose(0))
+    (plain_x,), (fast_x,) = (torch.autograd.grad(match.loss, [x], retain_graph=True) for match in (plain, fast))
+    return {
+        "end": relative(fast.end - draw.start, plain.end - draw.start),
+        "loss": relative(fast.loss.detach(), plain.loss.detach()),
+        "images": relative(fast_x, plain_x),
+    }
+
+
 if __name__ == "__main__":
     found = {
         "gradients": [
@@ -143,6 +178,7 @@ if __name__ == "__main__":
             check((3, 8, 8), 2, 20, 3, soft=False),
         ],
         "trajectory": check_trajectory(),
+        "matching": check_matching(),
         "update": check_update(),
     }
     sys.stdout.write(json.dumps(found))

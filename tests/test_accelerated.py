@@ -50,6 +50,7 @@ def test_kernels_agree_with_autograd_when_interpreted() -> None:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences
     # A difference of two gradients over a spacing of 0.01 multiplies their rounding by a hundred.
     assert max(found["trajectory"].values()) < 100 * FLOAT32_ROUNDING, found["trajectory"]
+    assert max(found["matching"].values()) < 100 * FLOAT32_ROUNDING, found["matching"]
     update = found["update"]
     assert update["velocity"] < 1e-5
     assert update["gradient"] == 0

@@ -105,7 +105,7 @@ def test_searches_start_from_informative_points_that_match_the_moments() -> None
     drawn, points = PseudoPoints.from_data(problem, 8, 0, False, starts=2), starting_points(problem, 8, 0, False)
     assert not torch.equal(drawn[0].start.x, drawn[1].start.x)
     margins = torch.cat([each.start.x @ q.mean for each in drawn]).abs()
-    assert float(margins.median()) < 0.5 * float((problem.data.x @ q.mean).abs().median())  # type: ignore[attr-defined]
+    assert float(margins.median()) < 0.5 * float((problem.data.x @ q.mean).abs().median())
     assert float(kl_divergence(q, coreset_near(problem.model, points[0].points(points[1]), q))) < 0.05
 
 

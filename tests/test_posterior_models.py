@@ -101,7 +101,7 @@ def test_closed_form_gradient_is_that_of_autograd(
     model: object, seed: int, count: int, prior_scale: float, spread: float
 ) -> None:
     """Every model, in its own coordinates and whitened, with hard targets and with the soft ones of pseudo-points."""
-    model = replace(model, prior_scale=prior_scale)  # type: ignore[type-var]
+    model = replace(model, prior_scale=prior_scale)
     generator = torch.Generator().manual_seed(seed)
     weights = 3 * torch.rand(count, generator=generator, dtype=DOUBLE)
     x, hard = data_for(model, count, seed)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pseudocoresets.accelerated import block_length
 from pseudocoresets.data.augmentation import Transformation
+from pseudocoresets.divergences.contrastive import STEP_SIZE
 from pseudocoresets.divergences.method import Points, Problem
 from pseudocoresets.energy import Classifier
 from pseudocoresets.seeds import Randomness
@@ -24,27 +25,14 @@ class CapturedMatching:
     Only the positions between blocks are kept; a block is run again when its adjoint needs what lies inside.
     """
 
-    def __init__(
-        self,
-        points: Points,
-        problem: Problem,
-        runner: CapturedTrajectory,
-        blocks: Sequence[Transformation],
-        decay: float,
-    ) -> None:
-        self._points = points
-        self._factors = points.weights.detach() / problem.energy.data_size
+    def __init__(self, x: Tensor, runner: CapturedTrajectory, blocks: Sequence[Transformation]) -> None:
         self._runner = runner
         self._blocks = blocks
-        self._decay = decay
-        self._leaf = points.x.detach().requires_grad_()
+        self._leaf = x.detach().requires_grad_()
         self._run_from: Tensor | None = None
         self._seen = self._leaf
         self.image_gradient = torch.zeros_like(self._leaf)
         self.step_size_gradient = torch.zeros((), device=self._leaf.device)
-
-    def set_step_size(self, step_size: Tensor) -> None:
-        self._runner.set_points(self._points.y.detach(), self._factors, step_size, self._decay)
 
     def forwards(self, start: Tensor) -> list[Tensor]:
         """Positions (size,) before the first block, between blocks, and after the last."""
@@ -81,5 +69,7 @@ def captured_matching(points: Points, problem: Problem, steps: int, randomness: 
     runner = problem.accelerator.trajectory_for(model.network, points.x.device, images, length, soft)
     if runner is None:
         return None
+    factors = points.weights.detach() / problem.energy.data_size
+    runner.set_points(points.y.detach(), factors, points.extras[STEP_SIZE], problem.decay(model))
     blocks = [problem.block_transformation(length, images, randomness) for _ in range(steps // length)]
-    return CapturedMatching(points, problem, runner, blocks, problem.decay(model))
+    return CapturedMatching(points.x, runner, blocks)

@@ -286,7 +286,6 @@ def _by_captured_differences(
     matching = None if set(wanted) - {"x", step_size} else captured_matching(points, problem, steps, randomness)
     if matching is None:
         return None
-    matching.set_step_size(points.extras[STEP_SIZE])
     trajectories = [matching.forwards(start) for start in draw.start]
     end = torch.stack([positions[-1] for positions in trajectories])
     loss, costates = _last_costate(end, draw)
