@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pseudocoresets.accelerated import head
+from pseudocoresets.accelerated.chains import CapturedChains
 from pseudocoresets.accelerated.convnet import EnergyGradient, Layout, layout_of
 from pseudocoresets.accelerated.trajectory import CapturedTrajectory
 from pseudocoresets.divergences import Points, Problem, Wasserstein, wasserstein
@@ -105,6 +106,42 @@ class InterpretedTrajectory(CapturedTrajectory):
         return Replay(self._all_steps), Replay(self._all_adjoint_steps)
 
 
+class InterpretedChains(CapturedChains):
+    def _capture(self) -> Any:
+        return Replay(self._all_steps)
+
+
+def check_chains(shared: bool, soft: bool) -> dict[str, float]:
+    """Two steps of three chains without noise, on the same images or each on its own, against autograd."""
+    chains, images, steps, step_size, decay = 3, 2, 2, 0.1, 0.01
+    generator = torch.Generator().manual_seed(0)
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    layout = layout_of(network)
+    assert isinstance(layout, Layout)
+    start = network.initialise(0, chains)
+    sources = 1 if shared else chains
+    x = torch.randn(sources, steps, images, 3, 8, 8, generator=generator)
+    y = torch.rand(images, 10, generator=generator).softmax(-1) if soft else torch.arange(images)
+    factors = torch.rand(images, generator=generator)
+    with mock.patch.multiple(torch.cuda, **CUDA):
+        runner = InterpretedChains(layout, (3, 8, 8), chains, images, steps, soft, shared, CPU, torch.float32)
+        runner.set_position(start)
+        runner.set_rates(step_size, 0.0, decay)
+        runner.set_labels(y, factors)
+        runner.run_block(x, None, Randomness.for_purpose(0))
+    expected = start.double()
+    for step in range(steps):
+        slopes = [
+            reference(network, theta, x[0 if shared else chain, step], y, factors)[1]
+            for chain, theta in enumerate(expected)
+        ]
+        expected = expected - step_size * (torch.stack(slopes) + decay * expected)
+    return {
+        f"chain {chain}": relative(found - before, wanted - before)
+        for chain, (found, wanted, before) in enumerate(zip(runner.position(), expected, start, strict=True))
+    }
+
+
 def check_trajectory() -> dict[str, float]:
     """Four steps and their adjoint, against a plain loop of first derivatives in float64."""
     steps, images, step_size, decay, spacing = 4, 3, 0.1, 0.01, 1e-2
@@ -177,6 +214,7 @@ if __name__ == "__main__":
             check((1, 28, 28), 3, 10, 2, soft=True),
             check((3, 8, 8), 2, 20, 3, soft=False),
         ],
+        "chains": [check_chains(shared, soft) for shared in (True, False) for soft in (True, False)],
         "trajectory": check_trajectory(),
         "matching": check_matching(),
         "update": check_update(),

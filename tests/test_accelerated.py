@@ -48,6 +48,8 @@ def test_kernels_agree_with_autograd_when_interpreted() -> None:
     found = json.loads(run.stdout)
     for differences in found["gradients"]:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences
+    for differences in found["chains"]:
+        assert max(differences.values()) < FLOAT32_ROUNDING, differences
     # A difference of two gradients over a spacing of 0.01 multiplies their rounding by a hundred.
     assert max(found["trajectory"].values()) < 100 * FLOAT32_ROUNDING, found["trajectory"]
     assert max(found["matching"].values()) < 100 * FLOAT32_ROUNDING, found["matching"]

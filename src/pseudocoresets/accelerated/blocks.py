@@ -238,7 +238,7 @@ def norm_relu_pool_backward(
 def first_convolution(x: Tensor, weight: Tensor, z: Tensor, padding: int) -> None:
     """Write the 3x3 convolution of a channels-last batch with few channels into ``z``, without a bias."""
     shape = _convolution_shape(x, z, padding)
-    block = min(128, z.shape[1])
+    block = _convolution_block(z.shape[1])
     grid = (triton.cdiv(shape["pixels"], PIXELS_PER_PROGRAM), z.shape[1] // block)
     _first_convolution[grid](x, weight, z, rows=PIXELS_PER_PROGRAM, block=block, num_warps=4, **shape)
 
@@ -246,7 +246,7 @@ def first_convolution(x: Tensor, weight: Tensor, z: Tensor, padding: int) -> Non
 def first_convolution_weight_gradient(x: Tensor, dz: Tensor, dweight: Tensor, padding: int) -> None:
     """Add the gradient of the first convolution's weights (channels, 3, 3, inputs) to ``dweight``."""
     shape = _convolution_shape(x, dz, padding)
-    block = min(128, dz.shape[1])
+    block = _convolution_block(dz.shape[1])
     repeats = 4 if shape["pixels"] <= 64 * 1024 else 8
     rows = PIXELS_PER_PROGRAM
     grid = (triton.cdiv(shape["pixels"], rows * repeats), dz.shape[1] // block)
@@ -265,6 +265,11 @@ def _convolution_shape(x: Tensor, z: Tensor, padding: int) -> dict[str, Any]:
         "taps": max(16, triton.next_power_of_2(9 * inputs)),
         "channels": z.shape[1],
     }
+
+
+def _convolution_block(channels: int) -> int:
+    """The largest power of two that divides the channels, at most 128."""
+    return min(128, channels & -channels)
 
 
 def _channel_block(images: int, channels: int, pooled_side: int) -> int:

@@ -1,7 +1,8 @@
 """Many gradient steps in one launch: a block of steps of several chains, captured as one CUDA graph.
 
-Each chain runs on a stream of its own, so that small problems fill the chip side by side. The host only prepares the
-images of a block (augmented all at once) and replays the graph.
+Chains that see the same images are computed as one wide network, so that small problems fill the chip and launch no
+more kernels than one chain does. Chains with images of their own run on streams of their own. The host only prepares
+the images of a block (augmented all at once) and replays the graph.
 """
 
 from __future__ import annotations
@@ -35,35 +36,36 @@ class CapturedChains:
         soft_labels: bool,
         shared: bool,
         device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        self._layout = layout
         self.chains, self.images, self.steps = chains, images, steps
-        sources = 1 if shared else chains
-        self._theta = aligned_rows(chains, layout.size, device, torch.float32)
-        self._velocity = aligned_rows(chains, layout.size, device, torch.float32)
-        self._gradient = aligned_rows(chains, layout.size, device, torch.float32)
-        self._compact = aligned_rows(chains, layout.size, device, torch.bfloat16)
+        self._layout = layout = layout.widened(chains) if shared else layout
+        self._rows = rows = 1 if shared else chains
+        self._theta, self._velocity, self._gradient = (
+            aligned_rows(rows, layout.size, device, torch.float32) for _ in range(3)
+        )
+        self._compact = aligned_rows(rows, layout.size, device, dtype)
         channels, height, width = image_shape
-        self._x = torch.zeros(sources, steps, images, height, width, channels, device=device, dtype=torch.bfloat16)
-        label_shape = (sources, steps, images, layout.classes) if soft_labels else (sources, steps, images)
+        self._x = torch.zeros(rows, steps, images, height, width, channels, device=device, dtype=dtype)
+        label_shape = (rows, steps, images, layout.classes) if soft_labels else (rows, steps, images)
         self._y = torch.zeros(label_shape, device=device, dtype=torch.float32 if soft_labels else torch.int64)
-        self._factors = torch.zeros(sources, steps, images, device=device)
-        self._energies = torch.zeros(chains, steps, images, device=device)
+        self._factors = torch.zeros(rows, steps, images, device=device)
+        self._energies = torch.zeros(rows, steps, images * layout.chains, device=device)
         self._rates = torch.zeros(4, device=device)
         self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
-        self._workspaces = [EnergyGradient(layout, images, device) for _ in range(chains)]
-        self._streams = [torch.cuda.Stream(device) for _ in range(chains)]
+        self._workspaces = [EnergyGradient(layout, images, device, dtype) for _ in range(rows)]
+        self._streams = [torch.cuda.Stream(device) for _ in range(rows)]
         self._graph = self._capture()
 
     def set_position(self, theta: Tensor) -> None:
         """Where the chains are, (chains, size) in the network's order; velocities start at zero."""
-        self._theta.copy_(theta[:, self._layout.order])
+        self._theta.copy_(theta.reshape(self._rows, -1)[:, self._layout.order])
         self._compact.copy_(self._theta)
         self._velocity.zero_()
 
     def position(self) -> Tensor:
         """A copy of where the chains are, in the network's order."""
-        return self._theta[:, self._layout.inverse]
+        return self._theta[:, self._layout.inverse].view(self.chains, -1)
 
     def set_rates(self, step_size: float, temperature: float, decay: float = 0.0, momentum: float = 0.0) -> None:
         """v <- mu v + grad U(theta);  theta <- theta - eta v + sqrt(2 eta T) N(0, I), with the prior as decay.
@@ -71,7 +73,7 @@ class CapturedChains:
         Without momentum this is Langevin; without temperature, SGD.
         """
         noise = math.sqrt(2 * step_size * temperature)
-        values = torch.tensor([step_size, decay, noise, momentum], pin_memory=True)
+        values = torch.tensor([step_size, decay, noise, momentum], pin_memory=self._rates.is_cuda)
         self._rates.copy_(values, non_blocking=True)
 
     def set_labels(self, y: Tensor, factors: Tensor) -> None:
@@ -90,46 +92,45 @@ class CapturedChains:
             x = augmentation.draw_steps(self.steps, x.shape[0] * x.shape[2], randomness)(x)
         self._x.copy_(x.movedim(3, -1))
 
-    def _steps_of(self, chain: int, steps: int) -> None:
-        source = chain if len(self._x) > 1 else 0
+    def _steps_of(self, row: int, steps: int) -> None:
         for step in range(steps):
-            self._workspaces[chain].accumulate(
-                self._theta[chain],
-                self._compact[chain],
-                self._x[source, step].movedim(-1, 1),
-                self._y[source, step],
-                self._factors[source, step],
-                self._gradient[chain],
-                self._energies[chain, step],
+            self._workspaces[row].accumulate(
+                self._theta[row],
+                self._compact[row],
+                self._x[row, step].movedim(-1, 1),
+                self._y[row, step],
+                self._factors[row, step],
+                self._gradient[row],
+                self._energies[row, step],
             )
             update(
-                self._theta[chain],
-                self._velocity[chain],
-                self._gradient[chain],
-                self._compact[chain],
+                self._theta[row],
+                self._velocity[row],
+                self._gradient[row],
+                self._compact[row],
                 self._rates,
                 self._seeds,
-                step * self.chains + chain,
+                step * self._rows + row,
             )
 
     def _all_steps(self) -> None:
         main = torch.cuda.current_stream()
         for stream in self._streams:
             stream.wait_stream(main)
-        for chain, stream in enumerate(self._streams):
+        for row, stream in enumerate(self._streams):
             with torch.cuda.stream(stream):
-                self._steps_of(chain, self.steps)
+                self._steps_of(row, self.steps)
         for stream in self._streams:
             main.wait_stream(stream)
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        """Warm up one chain after another, so that cuDNN times its algorithms undisturbed; capture them together."""
+        """Warm up one row after another, so that cuDNN times its algorithms undisturbed; capture them together."""
         with cudnn_benchmark(), torch.no_grad():
             warm_up = torch.cuda.Stream()
             warm_up.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(warm_up):
-                for chain in range(self.chains):
-                    self._steps_of(chain, 1)
+                for row in range(self._rows):
+                    self._steps_of(row, 1)
             torch.cuda.current_stream().wait_stream(warm_up)
             torch.cuda.synchronize()
             self._gradient.zero_()

@@ -49,8 +49,33 @@ class Layout:
     inverse: Tensor
     """theta_network = theta_kernels[inverse]."""
 
+    chains: int = 1
+    """Parameter sets side by side, each block of parameters holding all of them in turn."""
+
     def to(self, device: torch.device) -> Layout:
         return replace(self, order=self.order.to(device), inverse=self.inverse.to(device))
+
+    def widened(self, chains: int) -> Layout:
+        """The layout of ``chains`` networks that see the same images, as one network of so many times the channels.
+
+        Its inner convolutions are grouped, one group a chain. ``order`` and ``inverse`` are those of all parameter sets
+        one after another, (chains, size) flattened.
+        """
+        parts = [self.classifier_weight, self.classifier_bias]
+        for block in self.blocks:
+            parts += [block.weight, slice(block.weight.stop, block.gamma.start), block.gamma, block.beta]
+        rows = self.order + self.size * torch.arange(chains, device=self.order.device)[:, None]
+        order = torch.cat([rows[:, part].flatten() for part in sorted(parts, key=lambda part: part.start)])
+        return replace(
+            self,
+            blocks=tuple(_widened_block(block, chains) for block in self.blocks),
+            classifier_weight=_times(self.classifier_weight, chains),
+            classifier_bias=_times(self.classifier_bias, chains),
+            size=self.size * chains,
+            order=order,
+            inverse=order.argsort(),
+            chains=chains,
+        )
 
 
 def layout_of(network: Network) -> Layout | None:
@@ -98,6 +123,20 @@ def layout_of(network: Network) -> Layout | None:
     )
 
 
+def _widened_block(block: Block, chains: int) -> Block:
+    return replace(
+        block,
+        weight=_times(block.weight, chains),
+        gamma=_times(block.gamma, chains),
+        beta=_times(block.beta, chains),
+        channels=block.channels * chains,
+    )
+
+
+def _times(part: slice, chains: int) -> slice:
+    return slice(part.start * chains, part.stop * chains)
+
+
 class EnergyGradient:
     """Workspace for the gradient of sum_i s_i cross-entropy_i for ``images`` images, on one stream."""
 
@@ -109,8 +148,9 @@ class EnergyGradient:
             self._convolved.append(_channels_last(images, block.channels, block.side, device, dtype))
             pooled = _channels_last(images, block.channels, block.side // 2, device, dtype)
             self._pooled.append(pooled.contiguous() if number == last else pooled)
-        self._dlogits = torch.empty(images, head.padded_classes(layout.classes), device=device)
-        self._dfeatures = torch.empty(images, layout.features, device=device, dtype=dtype)
+        rows = images * layout.chains
+        self._dlogits = torch.empty(rows, head.padded_classes(layout.classes), device=device)
+        self._dfeatures = torch.empty(rows, layout.features, device=device, dtype=dtype)
         self._dconvolved = [torch.empty_like(z) for z in self._convolved]
 
     def accumulate(
@@ -119,12 +159,12 @@ class EnergyGradient:
         """Add the gradient in the parameters to ``gradient``, which is zero before.
 
         ``theta`` float32 and ``compact`` bfloat16 are the same parameters in the kernels' order; ``x`` is bfloat16,
-        channels last; ``energies`` (m,) gets s_i cross-entropy_i.
+        channels last; ``energies`` (m,), or (m * chains,), gets s_i cross-entropy_i.
         """
         features = self._classify(theta, compact, x, y, factors, energies)
         layout = self.layout
         head.classifier_gradient(
-            features, self._dlogits, gradient[layout.classifier_weight], gradient[layout.classifier_bias]
+            features, self._dlogits, gradient[layout.classifier_weight], gradient[layout.classifier_bias], layout.chains
         )
         self._backward(theta, compact, x, gradient, of_weights=True)
 
@@ -154,13 +194,13 @@ class EnergyGradient:
     def _classify(
         self, theta: Tensor, compact: Tensor, x: Tensor, y: Tensor, factors: Tensor, energies: Tensor
     ) -> Tensor:
-        """Forward, the energies, and the gradients at the classifier; returns the features (m, size)."""
+        """Forward, the energies, and the gradients at the classifier; returns the features (m * chains, size)."""
         self._forward(theta, compact, x)
         layout = self.layout
-        weight = compact[layout.classifier_weight].view(layout.classes, layout.features)
-        features = self._pooled[-1].view(len(x), layout.features)
+        weight = compact[layout.classifier_weight].view(layout.chains * layout.classes, layout.features)
+        features = self._pooled[-1].view(-1, layout.features)
         bias = theta[layout.classifier_bias]
-        head.classify(features, weight, bias, y, factors, energies, self._dlogits, self._dfeatures)
+        head.classify(features, weight, bias, y, factors, energies, self._dlogits, self._dfeatures, layout.chains)
         return features
 
     def _forward(self, theta: Tensor, compact: Tensor, x: Tensor) -> None:
@@ -170,7 +210,15 @@ class EnergyGradient:
                 blocks.first_convolution(x, compact[block.weight], z, block.padding)
             else:
                 z = torch.ops.aten.convolution(
-                    self._pooled[number - 1], _kernel(compact, block), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+                    self._pooled[number - 1],
+                    _kernel(compact, block),
+                    None,
+                    [1, 1],
+                    [1, 1],
+                    [1, 1],
+                    False,
+                    [0, 0],
+                    self.layout.chains,
                 )
                 self._convolved[number] = z
             blocks.norm_relu_pool(z, theta[block.gamma], theta[block.beta], self._pooled[number])
@@ -186,7 +234,8 @@ class EnergyGradient:
             if number == 0:
                 break
             below, weight = self._pooled[number - 1], _kernel(compact, block)
-            incoming, dweight = _convolution_backward(dz, below, weight, block.padding, of_weights)
+            chains = self.layout.chains
+            incoming, dweight = _convolution_backward(dz, below, weight, block.padding, chains, of_weights)
             if of_weights:
                 gradient[block.weight].view(block.channels, 3, 3, block.inputs).copy_(dweight.permute(0, 2, 3, 1))
         if of_weights:
@@ -196,17 +245,17 @@ class EnergyGradient:
     def _image_gradient(self, compact: Tensor, x: Tensor) -> Tensor:
         """Through the first convolution, after ``_backward``."""
         first = self.layout.blocks[0]
-        return _convolution_backward(self._dconvolved[0], x, _kernel(compact, first), first.padding, False)[0]
+        return _convolution_backward(self._dconvolved[0], x, _kernel(compact, first), first.padding, 1, False)[0]
 
 
 def _convolution_backward(
-    dz: Tensor, below: Tensor, weight: Tensor, padding: int, of_weights: bool
+    dz: Tensor, below: Tensor, weight: Tensor, padding: int, groups: int, of_weights: bool
 ) -> tuple[Tensor, Tensor]:
     """cuDNN's gradients of a 3x3 convolution in its input and, if wanted, its weight."""
     ones, zeros = [1, 1], [0, 0]
     wanted = [True, of_weights, False]
     dinput, dweight, _ = torch.ops.aten.convolution_backward(
-        dz, below, weight, None, ones, [padding, padding], ones, False, zeros, 1, wanted
+        dz, below, weight, None, ones, [padding, padding], ones, False, zeros, groups, wanted
     )
     return dinput, dweight
 

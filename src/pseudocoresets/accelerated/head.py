@@ -30,15 +30,19 @@ def _classify(
     padded: tl.constexpr,
     chunk: tl.constexpr,
     soft: tl.constexpr,
+    chains: tl.constexpr,
 ):
-    image = tl.program_id(0)
+    row = tl.program_id(0)
+    image, chain = row // chains, row % chains
+    weight += chain * (classes * size)
+    bias += chain * classes
     c = tl.arange(0, padded)
     real = c < classes
     logits = tl.load(bias + c, mask=real, other=0.0)
     for start in range(0, size, chunk):
         f = start + tl.arange(0, chunk)
         mask = f < size
-        h = tl.load(features + image * size + f, mask=mask, other=0.0).to(tl.float32)
+        h = tl.load(features + row * size + f, mask=mask, other=0.0).to(tl.float32)
         w = tl.load(weight + c[:, None] * size + f[None, :], mask=real[:, None] & mask[None, :], other=0.0)
         logits += tl.sum(w.to(tl.float32) * h[None, :], 1)
     logits = tl.where(real, logits, float("-inf"))
@@ -50,16 +54,16 @@ def _classify(
     else:
         y = (c == tl.load(labels + image)).to(tl.float32)
     factor = tl.load(factors + image)
-    tl.store(energies + image, -factor * tl.sum(y * log_p, 0))
+    tl.store(energies + row, -factor * tl.sum(y * log_p, 0))
     p = tl.where(real, tl.exp(log_p), 0.0)
     dl = factor * (p * tl.sum(y, 0) - y)
-    tl.store(dlogits + image * padded + c, dl)
+    tl.store(dlogits + row * padded + c, dl)
     for start in range(0, size, chunk):
         f = start + tl.arange(0, chunk)
         mask = f < size
         w = tl.load(weight + c[:, None] * size + f[None, :], mask=real[:, None] & mask[None, :], other=0.0)
         dh = tl.sum(w.to(tl.float32) * dl[:, None], 0)
-        tl.store(dfeatures + image * size + f, dh.to(dfeatures.dtype.element_ty), mask=mask)
+        tl.store(dfeatures + row * size + f, dh.to(dfeatures.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -74,16 +78,21 @@ def _classifier_gradient(
     padded: tl.constexpr,
     columns: tl.constexpr,
     rows: tl.constexpr,
+    chains: tl.constexpr,
 ):
+    chain = tl.program_id(1)
+    dweight += chain * (classes * size)
+    dbias += chain * classes
     f = tl.program_id(0) * columns + tl.arange(0, columns)
     c = tl.arange(0, padded)
     total = tl.zeros((padded, columns), dtype=tl.float32)
     total_bias = tl.zeros((padded,), dtype=tl.float32)
     for start in range(0, images, rows):
         i = start + tl.arange(0, rows)
-        dl = tl.load(dlogits + i[None, :] * padded + c[:, None], mask=i[None, :] < images, other=0.0)
+        place = i * chains + chain
+        dl = tl.load(dlogits + place[None, :] * padded + c[:, None], mask=i[None, :] < images, other=0.0)
         h = tl.load(
-            features + i[:, None] * size + f[None, :], mask=(i[:, None] < images) & (f[None, :] < size), other=0.0
+            features + place[:, None] * size + f[None, :], mask=(i[:, None] < images) & (f[None, :] < size), other=0.0
         )
         total += tl.dot(dl, h.to(tl.float32), input_precision="ieee")
         total_bias += tl.sum(dl, 1)
@@ -128,24 +137,31 @@ def classify(
     energies: Tensor,
     dlogits: Tensor,
     dfeatures: Tensor,
+    chains: int = 1,
 ) -> None:
-    """Write energies e_i, dl and dh for features (m, size); ``dlogits`` is (m, padded classes)."""
-    classes, size = weight.shape
+    """Write energies e_i, dl and dh for features (m, size); ``dlogits`` is (m, padded classes).
+
+    With several ``chains`` there are (m * chains) rows, the chains of one image next to one another, and the weight
+    and bias are those of all chains one after another.
+    """
+    size = weight.shape[1]
+    classes = len(bias) // chains
     padded = dlogits.shape[1]
     _classify[(len(features),)](
         features, weight, bias, labels, factors, energies, dlogits, dfeatures,
         size, classes, padded, min(triton.next_power_of_2(size), TILE_VALUES // padded),
-        labels.is_floating_point(), num_warps=4,
+        labels.is_floating_point(), chains, num_warps=4,
     )  # fmt: skip
 
 
-def classifier_gradient(features: Tensor, dlogits: Tensor, dweight: Tensor, dbias: Tensor) -> None:
-    """Write dW and db."""
-    images, size = features.shape
+def classifier_gradient(features: Tensor, dlogits: Tensor, dweight: Tensor, dbias: Tensor, chains: int = 1) -> None:
+    """Write dW and db, of each chain."""
+    rows, size = features.shape
     columns = 64
-    _classifier_gradient[(triton.cdiv(size, columns),)](
-        features, dlogits, dweight, dbias, images, size, len(dbias), dlogits.shape[1], columns, 32, num_warps=4
-    )
+    _classifier_gradient[(triton.cdiv(size, columns), chains)](
+        features, dlogits, dweight, dbias, rows // chains, size, len(dbias) // chains, dlogits.shape[1], columns, 32,
+        chains, num_warps=4,
+    )  # fmt: skip
 
 
 def update(
