@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from pseudocoresets.accelerated.convnet import EnergyGradient, Layout
     from pseudocoresets.accelerated.trajectory import CapturedTrajectory
 
-__all__ = ["Accelerator", "block_length", "default_accelerator", "set_precision"]
+__all__ = ["Accelerator", "block_length", "default_accelerator", "set_precision", "trajectory_block_length"]
 
 IMAGES_PER_BLOCK = 5000
 STEPS_PER_BLOCK = 50
+TRAJECTORY_STEPS_PER_BLOCK = 100
+TRAJECTORY_IMAGES_PER_BLOCK = 20_000
+"""A trajectory of several blocks is run twice, so its blocks are larger."""
 PREDICTED_AT_ONCE = 1000
 PRECISIONS = ("auto", "float32")
 
@@ -87,14 +90,29 @@ class Accelerator:
         layout = self._layout(network, thetas.device)
         if layout is None:
             return None
-        from pseudocoresets.accelerated.convnet import EnergyGradient
         from pseudocoresets.accelerated.energies import ImageEnergies
+
+        workspace = self._workspace(network, layout, x)
+        energies: Tensor = ImageEnergies.apply(x, thetas.detach(), y, factors, layout, workspace)
+        return energies
+
+    def slope(self, network: Network, theta: Tensor, x: Tensor, y: Tensor) -> Tensor | None:
+        """The gradient (size,) of a batch's mean cross-entropy in the parameters; None as above."""
+        layout = self._layout(network, theta.device) if self.enabled and theta.is_cuda else None
+        if layout is None:
+            return None
+        from pseudocoresets.accelerated.convnet import parameter_gradient
+
+        return parameter_gradient(layout, self._workspace(network, layout, x), theta, x, y)
+
+    def _workspace(self, network: Network, layout: Layout, x: Tensor) -> EnergyGradient:
+        """Kept for the next batch of as many images."""
+        from pseudocoresets.accelerated.convnet import EnergyGradient
 
         key = (str(network.spec.as_json()), str(x.device), len(x))
         if key not in self._workspaces:
             self._workspaces[key] = EnergyGradient(layout, len(x), x.device)
-        energies: Tensor = ImageEnergies.apply(x, thetas.detach(), y, factors, layout, self._workspaces[key])
-        return energies
+        return self._workspaces[key]
 
     def probabilities(self, network: Network, thetas: Tensor, inputs: Tensor) -> Tensor | None:
         """Class probabilities (len(thetas), n, classes) for inputs in model space, or None as above."""
@@ -118,10 +136,17 @@ def set_precision(precision: str) -> None:
     default_accelerator().enabled = precision == "auto"
 
 
-def block_length(steps: int, images: int, most_images: int = IMAGES_PER_BLOCK) -> int:
+def block_length(
+    steps: int, images: int, most_images: int = IMAGES_PER_BLOCK, most_steps: int = STEPS_PER_BLOCK
+) -> int:
     """Steps to capture as one block: the largest divisor of ``steps`` whose images can be augmented at once."""
-    most = max(1, min(steps, STEPS_PER_BLOCK, most_images // images))
+    most = max(1, min(steps, most_steps, most_images // images))
     return next(length for length in range(most, 0, -1) if steps % length == 0)
+
+
+def trajectory_block_length(steps: int, images: int) -> int:
+    """The same for a trajectory with its adjoint."""
+    return block_length(steps, images, TRAJECTORY_IMAGES_PER_BLOCK, TRAJECTORY_STEPS_PER_BLOCK)
 
 
 def _probabilities(layout: Layout, thetas: Tensor, inputs: Tensor) -> Iterator[Tensor]:

@@ -7,6 +7,7 @@ which the kernels read them: each convolution's weight as (out, 3, 3, in) instea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -138,10 +139,21 @@ def _times(part: slice, chains: int) -> slice:
 
 
 class EnergyGradient:
-    """Workspace for the gradient of sum_i s_i cross-entropy_i for ``images`` images, on one stream."""
+    """Workspace for the gradient of sum_i s_i cross-entropy_i for ``images`` images, on one stream.
 
-    def __init__(self, layout: Layout, images: int, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
+    ``signs`` are factors of the layout's chains, 1 unless given.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        images: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+        signs: Sequence[float] | None = None,
+    ) -> None:
         self.layout = layout
+        self._signs = torch.tensor(signs or [1.0] * layout.chains, device=device)
         self._convolved, self._pooled = [], []
         last = len(layout.blocks) - 1
         for number, block in enumerate(layout.blocks):
@@ -149,7 +161,9 @@ class EnergyGradient:
             pooled = _channels_last(images, block.channels, block.side // 2, device, dtype)
             self._pooled.append(pooled.contiguous() if number == last else pooled)
         rows = images * layout.chains
-        self._dlogits = torch.empty(rows, head.padded_classes(layout.classes), device=device)
+        self._dlogits, self._dlabels = (
+            torch.empty(rows, head.padded_classes(layout.classes), device=device) for _ in range(2)
+        )
         self._dfeatures = torch.empty(rows, layout.features, device=device, dtype=dtype)
         self._dconvolved = [torch.empty_like(z) for z in self._convolved]
 
@@ -171,9 +185,14 @@ class EnergyGradient:
     def accumulate_both(
         self, theta: Tensor, compact: Tensor, x: Tensor, y: Tensor, factors: Tensor, gradient: Tensor, energies: Tensor
     ) -> Tensor:
-        """``accumulate``, and the gradient in the images."""
+        """``accumulate``, and the gradient in the images, summed over chains."""
         self.accumulate(theta, compact, x, y, factors, gradient, energies)
         return self._image_gradient(compact, x)
+
+    def label_gradient(self) -> Tensor:
+        """The gradient in soft labels (m, classes) at the parameters used last, summed over chains."""
+        layout = self.layout
+        return self._dlabels.view(-1, layout.chains, self._dlabels.shape[1]).sum(1)[:, : layout.classes]
 
     def input_gradient(
         self, theta: Tensor, compact: Tensor, x: Tensor, y: Tensor, factors: Tensor, energies: Tensor
@@ -200,7 +219,18 @@ class EnergyGradient:
         weight = compact[layout.classifier_weight].view(layout.chains * layout.classes, layout.features)
         features = self._pooled[-1].view(-1, layout.features)
         bias = theta[layout.classifier_bias]
-        head.classify(features, weight, bias, y, factors, energies, self._dlogits, self._dfeatures, layout.chains)
+        head.classify(
+            features,
+            weight,
+            bias,
+            y,
+            factors,
+            energies,
+            self._dlogits,
+            self._dfeatures,
+            self._dlabels,
+            self._signs,
+        )
         return features
 
     def _forward(self, theta: Tensor, compact: Tensor, x: Tensor) -> None:
@@ -246,6 +276,16 @@ class EnergyGradient:
         """Through the first convolution, after ``_backward``."""
         first = self.layout.blocks[0]
         return _convolution_backward(self._dconvolved[0], x, _kernel(compact, first), first.padding, 1, False)[0]
+
+
+def parameter_gradient(layout: Layout, workspace: EnergyGradient, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The gradient of the mean cross-entropy in the parameters, both in the network's order."""
+    ordered = theta[layout.order]
+    gradient = torch.zeros_like(ordered)
+    energies, factors = torch.empty(len(x), device=x.device), torch.full((len(x),), 1 / len(x), device=x.device)
+    images = x.to(torch.bfloat16, memory_format=torch.channels_last)
+    workspace.accumulate(ordered, ordered.bfloat16(), images, y, factors, gradient, energies)
+    return gradient[layout.inverse]
 
 
 def _convolution_backward(

@@ -3,7 +3,7 @@
 For image i with features h_i, labels y_i (a distribution) and factor s_i = w_i / n:
 
     l = W h_i + b,   p = softmax(l),   e_i = - s_i sum_c y_ic log p_c
-    dl = s_i (p sum_c y_ic - y_i),   dh_i = W^T dl,   dW = sum_i dl h_i^T,   db = sum_i dl
+    dl = s_i (p sum_c y_ic - y_i),   dh_i = W^T dl,   dW = sum_i dl h_i^T,   db = sum_i dl,   dy_i = - s_i log p
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ def _classify(
     energies,
     dlogits,
     dfeatures,
+    dlabels,
+    signs,
     size: tl.constexpr,
     classes: tl.constexpr,
     padded: tl.constexpr,
@@ -53,11 +55,13 @@ def _classify(
         y = tl.load(labels + image * classes + c, mask=real, other=0.0)
     else:
         y = (c == tl.load(labels + image)).to(tl.float32)
-    factor = tl.load(factors + image)
+    factor = tl.load(factors + image) * tl.load(signs + chain)
     tl.store(energies + row, -factor * tl.sum(y * log_p, 0))
     p = tl.where(real, tl.exp(log_p), 0.0)
     dl = factor * (p * tl.sum(y, 0) - y)
     tl.store(dlogits + row * padded + c, dl)
+    if soft:
+        tl.store(dlabels + row * padded + c, -factor * log_p)
     for start in range(0, size, chunk):
         f = start + tl.arange(0, chunk)
         mask = f < size
@@ -137,18 +141,20 @@ def classify(
     energies: Tensor,
     dlogits: Tensor,
     dfeatures: Tensor,
-    chains: int = 1,
+    dlabels: Tensor,
+    signs: Tensor,
 ) -> None:
-    """Write energies e_i, dl and dh for features (m, size); ``dlogits`` is (m, padded classes).
+    """Write energies e_i, dl, dh and, for soft labels, dy; ``dlogits`` and ``dlabels`` are (m, padded classes).
 
-    With several ``chains`` there are (m * chains) rows, the chains of one image next to one another, and the weight
-    and bias are those of all chains one after another.
+    With several chains, as many as ``signs``, there are (m * chains) rows, the chains of one image next to one another,
+    and the weight and bias are those of all chains one after another. All that a chain gives is times its sign.
     """
     size = weight.shape[1]
+    chains = len(signs)
     classes = len(bias) // chains
     padded = dlogits.shape[1]
     _classify[(len(features),)](
-        features, weight, bias, labels, factors, energies, dlogits, dfeatures,
+        features, weight, bias, labels, factors, energies, dlogits, dfeatures, dlabels, signs,
         size, classes, padded, min(triton.next_power_of_2(size), TILE_VALUES // padded),
         labels.is_floating_point(), chains, num_warps=4,
     )  # fmt: skip

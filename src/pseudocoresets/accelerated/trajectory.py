@@ -4,8 +4,8 @@
     D_t[f]      = [f(theta_t + h lambda_{t+1}) - f(theta_t - h lambda_{t+1})] / (2 h)
     lambda_t    = lambda_{t+1} - eta D_t[g],     dL/dx_t = - eta D_t[grad_x U]
 
-D_t is the derivative along lambda by central differences, exact to second order in h: two gradients a step, side by
-side, in place of second derivatives.
+and dL/dy like dL/dx, for soft labels. D_t is the derivative along lambda by central differences, exact to second order
+in h: two gradients a step in place of second derivatives, computed as one wide network.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from torch import Tensor
 
 from pseudocoresets.accelerated.chains import aligned_rows, cudnn_benchmark
 from pseudocoresets.accelerated.convnet import EnergyGradient, Layout
+from pseudocoresets.accelerated.costate import probe_places, pull_back, set_probes
 from pseudocoresets.accelerated.head import update
 
 SIGNS = (1.0, -1.0)
 
 
 class BlockAdjoint(NamedTuple):
-    """What one block of the adjoint gives: lambda before it, dL/dx_t for each of its steps, and dL/deta."""
+    """What one block of the adjoint gives: lambda before it, dL/dx_t for each of its steps, dL/deta and dL/dy."""
 
     costate: Tensor
     images: Tensor
     step_size: Tensor
+    labels: Tensor | None
 
 
 class CapturedTrajectory:
@@ -45,6 +47,8 @@ class CapturedTrajectory:
     ) -> None:
         self.steps = steps
         self._layout = layout
+        double = layout.widened(len(SIGNS))
+        self._places = probe_places(layout, double)
         channels, height, width = image_shape
         float32 = torch.float32
         self._theta, self._velocity, self._gradient, self._costate = (
@@ -52,18 +56,20 @@ class CapturedTrajectory:
         )
         self._compact = aligned_rows(1, layout.size, device, dtype)[0]
         self._path = aligned_rows(steps + 1, layout.size, device, float32)
-        self._probes, self._slopes = (aligned_rows(2, layout.size, device, float32) for _ in range(2))
-        self._compact_probes = aligned_rows(2, layout.size, device, dtype)
+        self._probes, self._slopes = (aligned_rows(1, double.size, device, float32)[0] for _ in range(2))
+        self._compact_probes = aligned_rows(1, double.size, device, dtype)[0]
         self._x = torch.zeros(steps, images, height, width, channels, device=device, dtype=dtype)
         self._dx = torch.zeros(steps, images, channels, height, width, device=device)
         label_shape = (images, layout.classes) if soft_labels else (images,)
         self._y = torch.zeros(label_shape, device=device, dtype=float32 if soft_labels else torch.int64)
-        self._factors, self._energies = torch.zeros(images, device=device), torch.zeros(2, images, device=device)
+        self._dy = torch.zeros_like(self._y) if soft_labels else None
+        self._factors = torch.zeros(images, device=device)
+        self._energies = torch.zeros(images * len(SIGNS), device=device)
         self._rates, self._reach = torch.zeros(4, device=device), torch.ones((), device=device)
         self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
         self._dstep = torch.zeros((), device=device)
-        self._workspaces = [EnergyGradient(layout, images, device, dtype) for _ in SIGNS]
-        self._streams = [torch.cuda.Stream(device) for _ in SIGNS]
+        self._descent = EnergyGradient(layout, images, device, dtype)
+        self._difference = EnergyGradient(double, images, device, dtype, SIGNS)
         self._forwards, self._backwards = self._capture()
 
     def set_points(self, y: Tensor, factors: Tensor, step_size: Tensor, decay: float) -> None:
@@ -87,45 +93,39 @@ class CapturedTrajectory:
         self._costate.copy_(costate[self._layout.order])
         self._reach.copy_(reach)
         self._backwards.replay()
-        return BlockAdjoint(self._costate[self._layout.inverse], self._dx.clone(), self._dstep.clone())
+        scale = -self._rates[0] / (2 * self._reach)
+        labels = None if self._dy is None else self._dy * scale
+        return BlockAdjoint(self._costate[self._layout.inverse], self._dx * scale, self._dstep.clone(), labels)
 
     def _step(self, step: int) -> None:
         self._path[step].copy_(self._theta)
-        self._workspaces[0].accumulate(
+        self._descent.accumulate(
             self._theta,
             self._compact,
             self._images(step),
             self._y,
             self._factors,
             self._gradient,
-            self._energies[0],
+            self._energies,
         )
         update(self._theta, self._velocity, self._gradient, self._compact, self._rates, self._seeds, step)
 
     def _adjoint_step(self, step: int) -> None:
-        main = torch.cuda.current_stream()
-        image_slopes: list[Tensor] = []
-        for side, (sign, stream) in enumerate(zip(SIGNS, self._streams, strict=True)):
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                image_slopes.append(self._probe(side, sign, step))
-        for stream in self._streams:
-            main.wait_stream(stream)
-        eta, decay = self._rates[0], self._rates[1]
-        scale = eta / (2 * self._reach)
-        torch.mul(image_slopes[1].float() - image_slopes[0].float(), scale, out=self._dx[step])
-        self._dstep.sub_(torch.dot(self._path[step] - self._path[step + 1], self._costate) / eta)
-        self._costate.mul_(1 - eta * decay).add_((self._slopes[1] - self._slopes[0]) * scale)
-
-    def _probe(self, side: int, sign: float, step: int) -> Tensor:
-        """g at theta_t + sign h lambda, without the prior's part; returns the gradient in the images."""
-        probe, compact = self._probes[side], self._compact_probes[side]
-        torch.addcmul(self._path[step], self._costate, self._reach, value=sign, out=probe)
-        compact.copy_(probe)
-        self._slopes[side].zero_()
-        return self._workspaces[side].accumulate_both(
-            probe, compact, self._images(step), self._y, self._factors, self._slopes[side], self._energies[side]
+        """One step back; ``_dx`` and ``_dy`` get differences that are still to be divided by -2 h / eta."""
+        theta, following = self._path[step], self._path[step + 1]
+        set_probes(theta, self._costate, self._reach, self._places, self._probes, self._compact_probes, self._slopes)
+        self._dx[step] = self._difference.accumulate_both(
+            self._probes,
+            self._compact_probes,
+            self._images(step),
+            self._y,
+            self._factors,
+            self._slopes,
+            self._energies,
         )
+        if self._dy is not None:
+            self._dy += self._difference.label_gradient()
+        pull_back(theta, following, self._costate, self._reach, self._rates, self._slopes, self._places, self._dstep)
 
     def _images(self, step: int) -> Tensor:
         return self._x[step].movedim(-1, 1)
@@ -138,6 +138,8 @@ class CapturedTrajectory:
 
     def _all_adjoint_steps(self) -> None:
         self._dstep.zero_()
+        if self._dy is not None:
+            self._dy.zero_()
         for step in reversed(range(self.steps)):
             self._adjoint_step(step)
 

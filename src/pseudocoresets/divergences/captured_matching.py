@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pseudocoresets.accelerated import block_length
+from pseudocoresets.accelerated import trajectory_block_length
 from pseudocoresets.data.augmentation import Transformation
 from pseudocoresets.divergences.contrastive import STEP_SIZE
 from pseudocoresets.divergences.method import Points, Problem
@@ -33,6 +33,8 @@ class CapturedMatching:
         self._seen = self._leaf
         self.image_gradient = torch.zeros_like(self._leaf)
         self.step_size_gradient = torch.zeros((), device=self._leaf.device)
+        self.label_gradient: Tensor | None = None
+        """Of soft labels; hard ones have none."""
 
     def forwards(self, start: Tensor) -> list[Tensor]:
         """Positions (size,) before the first block, between blocks, and after the last."""
@@ -50,6 +52,9 @@ class CapturedMatching:
             (gradient,) = torch.autograd.grad(self._seen, self._leaf, adjoint.images)
             self.image_gradient += gradient
             self.step_size_gradient += adjoint.step_size
+            if adjoint.labels is not None:
+                before = self.label_gradient
+                self.label_gradient = adjoint.labels if before is None else before + adjoint.labels
             costate = adjoint.costate
 
     def _run(self, start: Tensor, block: int) -> Tensor:
@@ -64,7 +69,7 @@ def captured_matching(points: Points, problem: Problem, steps: int, randomness: 
     model, images = problem.energy.model, len(points.x)
     if not isinstance(model, Classifier) or not points.x.is_cuda:
         return None
-    length = block_length(steps, images)
+    length = trajectory_block_length(steps, images)
     soft = points.y.is_floating_point()
     runner = problem.accelerator.trajectory_for(model.network, points.x.device, images, length, soft)
     if runner is None:

@@ -1,0 +1,79 @@
+"""What a step of a captured trajectory costs, forwards and backwards, and a gradient on real data.
+
+python benchmarks/matching_speed.py --out matching_speed.json
+
+ConvNet D3W128 on a GPU, CIFAR-10 shapes, medians of 20 replays of a block. The adjoint computes two gradients a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from provenance import provenance
+from pseudocoresets.accelerated import Accelerator, trajectory_block_length
+from pseudocoresets.networks import build_network
+
+SHAPE = (3, 32, 32)
+
+
+def milliseconds(call: Callable[[], object], repeats: int = 20) -> float:
+    call()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(times)
+
+
+def measure(images: int, steps: int) -> dict[str, float]:
+    device, accelerator = torch.device("cuda"), Accelerator()
+    network = build_network("convnet:depth=3,width=128", SHAPE, 10)
+    length = trajectory_block_length(steps, images)
+    began = time.perf_counter()
+    runner = accelerator.trajectory_for(network, device, images, length, soft=False)
+    torch.cuda.synchronize()
+    warm_up = time.perf_counter() - began
+    assert runner is not None, "the trajectory could not be captured"
+    theta = network.initialise(0, 1, device)[0]
+    y = torch.arange(images, device=device) % 10
+    runner.set_points(y, torch.full((images,), 1 / images, device=device), torch.tensor(0.02, device=device), 0.0)
+    x = torch.randn(length, images, *SHAPE, device=device)
+    costate = torch.randn_like(theta)
+    reach = torch.tensor(0.01, device=device)
+    real, labels = torch.randn(512, *SHAPE, device=device), torch.arange(512, device=device) % 10
+    forwards = milliseconds(lambda: runner.forwards(theta, x))
+    backwards = milliseconds(lambda: runner.backwards(costate, reach))
+    return {
+        "images": images,
+        "steps": length,
+        "forward_us_a_step": 1e3 * forwards / length,
+        "adjoint_us_a_step": 1e3 * backwards / length,
+        "slope_of_512_ms": milliseconds(lambda: accelerator.slope(network, theta, real, labels)),
+        "warm_up_s": warm_up,
+        "peak_MiB": torch.cuda.max_memory_allocated() / 2**20,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    out = parser.parse_args().out
+    rows = []
+    for images, steps in ((10, 80), (100, 30), (500, 40)):
+        rows.append(measure(images, steps))
+        print(rows[-1], flush=True)
+        out.write_text(json.dumps(provenance() | {"rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
