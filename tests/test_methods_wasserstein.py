@@ -11,7 +11,7 @@ from torch import Tensor
 from methods_problems import gradients, network_points, network_problem
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.divergences import METHODS, ContrastiveWasserstein, Points, Problem, Wasserstein
-from pseudocoresets.divergences.wasserstein import Trajectory
+from pseudocoresets.divergences.adjoint import Trajectory
 from pseudocoresets.errors import InputError
 from pseudocoresets.seeds import Randomness
 

@@ -34,6 +34,7 @@ ADAM_DECAYS = (0.9, 0.99)
 AVERAGING_DELAY = 10
 CHECK_INTERVAL = 10
 CHECKPOINT_SECONDS = 5.0
+CARRIED = "carried."
 SMALLEST_EXTRA = 1e-8
 """Numbers that a method learns stay positive."""
 DIVERGED_ENERGY = 1e4
@@ -290,6 +291,7 @@ class Learner:
         self._optimiser = _optimiser(groups, settings)
         averaged = [name for name in self._leaves if settings.averaging and not name.startswith("extra.")]
         self._averages = {name: self._leaves[name].detach().clone() for name in averaged}
+        self._carried: dict[str, Tensor] = {}
         self._record_names: list[str] = []
         self._records: list[Tensor] = []
         self._pending: list[Tensor] = []
@@ -306,12 +308,13 @@ class Learner:
         if "weight_logits" in learned:
             weights = self._weight_total * learned["weight_logits"].softmax(0)
         extras = {name.removeprefix("extra."): leaf for name, leaf in learned.items() if name.startswith("extra.")}
-        return Points(learned["images"], labels, weights, extras)
+        return Points(learned["images"], labels, weights, extras, self._carried)
 
     def step(self, method: Method, problem: Problem, randomness: Randomness) -> None:
         loss = method.loss(self.points(), problem, randomness)
         self._optimiser.zero_grad()
         loss.value.backward()
+        self._carried = {name: tensor.detach() for name, tensor in loss.carried.items()}
         self._optimiser.step()
         self._keep_extras_positive()
         self.iteration += 1
@@ -360,9 +363,10 @@ class Learner:
         self._sound = self._snapshot()
 
     def _snapshot(self) -> _Snapshot:
-        """Copies of what is learned, of its averages and of the optimiser's memory."""
+        """Copies of what is learned, of its averages, of what the method carries and of the optimiser's memory."""
         tensors = {"leaf." + name: leaf.detach().clone() for name, leaf in self._leaves.items()}
         tensors |= {"average." + name: average.clone() for name, average in self._averages.items()}
+        tensors |= {CARRIED + name: carried.clone() for name, carried in self._carried.items()}
         for name, leaf in self._leaves.items():
             for key, value in self._optimiser.state[leaf].items():
                 if value is not None:
@@ -376,6 +380,11 @@ class Learner:
                 self._optimiser.state[leaf] = _optimiser_memory(snapshot.tensors, name, self.device)
             for name, average in self._averages.items():
                 average.copy_(snapshot.tensors["average." + name])
+        self._carried = {
+            name.removeprefix(CARRIED): tensor.to(self.device, copy=True)
+            for name, tensor in snapshot.tensors.items()
+            if name.startswith(CARRIED)
+        }
         self.iteration = snapshot.iteration
         del self._records[snapshot.records :]
         self._pending.clear()

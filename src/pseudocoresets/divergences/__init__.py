@@ -12,6 +12,7 @@ from pseudocoresets.divergences.forward_kl_laplace import ForwardKLByLaplace
 from pseudocoresets.divergences.method import Extra, Loss, Method, ParameterSource, Points, Problem, RealData
 from pseudocoresets.divergences.psvi import PseudocoresetVI
 from pseudocoresets.divergences.reverse_kl import ReverseKL
+from pseudocoresets.divergences.through_chain import ThroughChain
 from pseudocoresets.divergences.wasserstein import Wasserstein
 from pseudocoresets.registry import Registry
 
@@ -31,6 +32,7 @@ __all__ = [
     "PseudocoresetVI",
     "RealData",
     "ReverseKL",
+    "ThroughChain",
     "Wasserstein",
 ]
 
@@ -45,6 +47,7 @@ METHODS: Registry[Callable[..., Method]] = Registry(
         "fkl-kfl": ForwardKLByLaplace,
         "psvi": PseudocoresetVI,
         "cd-wasserstein": ContrastiveWasserstein,
+        "bptt": ThroughChain,
     },
 )
 """Every construction method by name."""

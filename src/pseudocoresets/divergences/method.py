@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import torch
@@ -53,6 +54,8 @@ class Points:
     y: Tensor
     weights: Tensor
     extras: Mapping[str, Tensor] = field(default_factory=dict)
+    carried: Mapping[str, Tensor] = field(default_factory=dict)
+    """What the method's last loss asked to be handed on; empty at the first."""
 
     def detached(self) -> Points:
         return Points(
@@ -60,6 +63,7 @@ class Points:
             self.y.detach(),
             self.weights.detach(),
             {name: value.detach() for name, value in self.extras.items()},
+            self.carried,
         )
 
 
@@ -153,10 +157,14 @@ def chain_augmentation(kernel: AnyKernel, count: int, problem: Problem, randomne
 
 
 class Loss(NamedTuple):
-    """A scalar whose gradient in the points is the method's estimate, and terms worth recording."""
+    """A scalar whose gradient in the points is the method's estimate, and terms worth recording.
+
+    ``carried`` is what the method wants to find in ``Points.carried`` next time, such as the places of chains.
+    """
 
     value: Tensor
     terms: Mapping[str, Tensor]
+    carried: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class Extra(NamedTuple):

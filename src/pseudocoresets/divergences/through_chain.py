@@ -1,0 +1,171 @@
+"""The full data's energy, differentiated through the last steps of the coreset's own chain.
+
+With q_x the law of the coreset's chain and pi the full posterior, KL(q_x || pi) = E_q[U_full] / T - H(q_x) + const. The
+method descends its energy part, along W = ``steps`` steps of the chain:
+
+    theta_{t+1} = theta_t - eta grad_theta U(theta_t; A_t x),      t = 0 .. W-1,   theta_0 = a chain's present place
+    L           = - mean over a batch of real data of log p(y | x_real, theta_W)
+
+A_t is the augmentation of step t. dL/dx is found by the adjoint of the W steps (divergences/adjoint.py) from
+lambda_W = grad_theta L(theta_W): exactly (``gradient="constant-memory"``), or by differences, the default, where
+h lambda_W has ``reach`` times the length of the window's own path theta_W - theta_0.
+
+It is the truncated backpropagation through training of dataset distillation (RaT-BPTT, Feng et al. 2023), which runs a
+network from its initialisation to a random step and differentiates the last W. Here chains persist instead: a pool of
+``chains`` places is carried from one iteration to the next. Each iteration picks one at random, restarts it from the
+network's random initialisation with probability W / ``horizon``, and leaves it at theta_W. Chains then have geometric
+ages of mean ``horizon`` steps, which should be that of the posterior sampler, at a cost of W steps an iteration. As in
+persistent contrastive divergence, the steps before the window were taken on earlier points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.divergences.adjoint import (
+    Descent,
+    Judgement,
+    descend_by_adjoint,
+    descend_captured,
+    spacing_of_length,
+)
+from pseudocoresets.divergences.contrastive import STEP_SIZE
+from pseudocoresets.divergences.estimator import REAL_IMAGES_AT_ONCE, require_at_least
+from pseudocoresets.divergences.method import Extra, Loss, Points, Problem
+from pseudocoresets.energy import Classifier
+from pseudocoresets.errors import InputError
+from pseudocoresets.networks.network import Network
+from pseudocoresets.seeds import Randomness
+
+GRADIENTS = ("differences", "constant-memory")
+POOL = "chains"
+"""The name under which the places of the chains (chains, parameters) are carried."""
+SEED_BITS = 63
+
+
+@dataclass(frozen=True)
+class ThroughChain:
+    """``steps`` differentiable steps at the end of persistent chains of mean length ``horizon``."""
+
+    steps: int = 40
+    step_size: float = 0.05
+    horizon: int = 400
+    chains: int = 8
+    batch_size: int = 512
+    gradient: str = "differences"
+    stored: int = 32
+    reach: float = 0.3
+    augment_real: bool = False
+    step_size_learning_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_at_least(
+            "The method 'bptt'",
+            steps=(self.steps, 1),
+            horizon=(self.horizon, self.steps),
+            chains=(self.chains, 1),
+            batch_size=(self.batch_size, 1),
+            stored=(self.stored, 2),
+            step_size_learning_rate=(self.step_size_learning_rate, 0),
+        )
+        if self.gradient not in GRADIENTS:
+            raise InputError(f"The gradient must be one of {', '.join(GRADIENTS)}; got '{self.gradient}'.")
+        if not self.step_size > 0 or not self.reach > 0:
+            raise InputError(f"The step size and the reach must be positive; got {self.step_size} and {self.reach}.")
+
+    def extras(self) -> Mapping[str, Extra]:
+        if self.step_size_learning_rate == 0:
+            return {}
+        return {STEP_SIZE: Extra(self.step_size, self.step_size_learning_rate)}
+
+    def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
+        pool = self._pool(points, problem, randomness)
+        chosen = randomness.host.randrange(self.chains)
+        start = pool[chosen : chosen + 1]
+        if randomness.host.random() * self.horizon < self.steps:
+            start = _cold_start(problem, 1, points.x, randomness)
+        descent = self.descend(self._with_step_size(points), problem, start, randomness)
+        pool = pool.clone()
+        pool[chosen] = descent.end[0]
+        terms = {STEP_SIZE: points.extras[STEP_SIZE].detach()} if STEP_SIZE in points.extras else {}
+        return Loss(descent.loss, terms, {POOL: pool})
+
+    def descend(self, points: Points, problem: Problem, start: Tensor, randomness: Randomness) -> Descent:
+        """The window's steps from ``start`` (1, parameters), and the loss of a batch of real data at their end."""
+        x, y = self._real_batch(problem, randomness)
+        judge = partial(self._judge, problem, x, y, start)
+        if self.gradient == "differences":
+            captured = descend_captured(points, problem, start, self.steps, judge, randomness)
+            if captured is not None:
+                return captured
+        augmentations = [problem.transformation(len(points.x), randomness) for _ in range(self.steps)]
+        return descend_by_adjoint(points, problem, start, augmentations, judge, self.stored)
+
+    def _judge(self, problem: Problem, x: Tensor, y: Tensor, start: Tensor, end: Tensor) -> Judgement:
+        loss, slope = real_slope(problem, end[0], x, y)
+        costate = slope[None]
+        if self.gradient != "differences":
+            return Judgement(loss, costate, None)
+        return Judgement(loss, costate, spacing_of_length(self.reach * _path_length(start, end), costate))
+
+    def _pool(self, points: Points, problem: Problem, randomness: Randomness) -> Tensor:
+        carried = points.carried.get(POOL)
+        return _cold_start(problem, self.chains, points.x, randomness) if carried is None else carried
+
+    def _with_step_size(self, points: Points) -> Points:
+        if STEP_SIZE in points.extras:
+            return points
+        return replace(points, extras={STEP_SIZE: points.x.new_tensor(self.step_size)})
+
+    def _real_batch(self, problem: Problem, randomness: Randomness) -> tuple[Tensor, Tensor]:
+        if problem.real_data is None:
+            raise InputError("The method 'bptt' needs the real data; give it to the problem.")
+        x, y = problem.real_data().batch(self.batch_size, randomness)
+        return (problem.transformation(len(x), randomness)(x) if self.augment_real else x), y
+
+
+class RealSlope(NamedTuple):
+    """The energy of real data at a parameter vector, per datum, and its gradient there; no graph."""
+
+    energy: Tensor
+    slope: Tensor
+
+
+def real_slope(problem: Problem, theta: Tensor, x: Tensor, y: Tensor) -> RealSlope:
+    """- mean_i log p(y_i | x_i, theta) at theta (size,), and its gradient, gathered over parts of the batch."""
+    theta = theta.detach().requires_grad_()
+    energy, slope = theta.new_zeros(()), torch.zeros_like(theta)
+    for images, labels in zip(x.split(REAL_IMAGES_AT_ONCE), y.split(REAL_IMAGES_AT_ONCE), strict=True):
+        with torch.enable_grad():
+            part = -problem.energy.model.log_likelihood(theta, images, labels).sum() / len(x)
+        energy += part.detach()
+        slope += torch.autograd.grad(part, theta)[0]
+    return RealSlope(energy, slope)
+
+
+def _path_length(start: Tensor, end: Tensor) -> Tensor:
+    """|| theta_W - theta_0 || (chains, 1), or what rounding can still tell apart where a chain did not move."""
+    least = torch.finfo(end.dtype).eps ** 0.5 * end.norm(dim=-1, keepdim=True).clamp_min(1.0)
+    return torch.maximum((end - start).norm(dim=-1, keepdim=True), least)
+
+
+def _cold_start(problem: Problem, chains: int, like: Tensor, randomness: Randomness) -> Tensor:
+    """Places (chains, parameters) as the network's own initialisation draws them."""
+    seed = randomness.host.getrandbits(SEED_BITS)
+    return _network(problem).initialise(seed, chains, like.device).to(like.dtype)
+
+
+def _network(problem: Problem) -> Network:
+    model = problem.energy.model
+    if not isinstance(model, Classifier):
+        raise InputError(
+            "The method 'bptt' starts chains from a network's initialisation; it needs a model that is a Classifier, "
+            f"got {type(model).__name__}."
+        )
+    return model.network
