@@ -164,7 +164,7 @@ def of_another_kind(source: Path, out: Path) -> None:
         (truncated, "not a complete safetensors file"),
         (not_safetensors, "not a complete safetensors file"),
         (empty, "not a complete safetensors file"),
-        (of_another_version, "format version 99, but this library reads version 1"),
+        (of_another_version, "format version 99, but this library reads versions 1 and 2"),
         (of_another_kind, "not a coreset file"),
     ],
     ids=lambda value: getattr(value, "__name__", None),

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pseudocoresets as pc
-from pseudocoresets.coreset import FORMAT_VERSION
+from pseudocoresets.coreset import COMPACT_VERSION, FORMAT_VERSION
 from pseudocoresets.data import Dataset, InputTransform, fit_zca
 from pseudocoresets.errors import FileFormatError, InputError
 from pseudocoresets.evaluation import Summary
@@ -191,7 +191,7 @@ def test_other_safetensors_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [
-        ({"version": FORMAT_VERSION + 1}, f"format version {FORMAT_VERSION + 1}"),
+        ({"version": COMPACT_VERSION + 1}, f"format version {COMPACT_VERSION + 1}"),
         ({"format": "something else"}, "not a coreset file"),
         ({"classes": ...}, "lacks 'classes'"),
         ({"classes": 3}, "can be read"),

@@ -11,6 +11,7 @@ import typer
 
 from pseudocoresets.accelerated import set_precision
 from pseudocoresets.commands.bench import bench
+from pseudocoresets.commands.compact import compact
 from pseudocoresets.commands.compare import compare
 from pseudocoresets.commands.construct import construct
 from pseudocoresets.commands.data import data_app
@@ -53,7 +54,7 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(guarded(_settings))
-    for command in (run, experts, construct, evaluate, compare, show, report, posterior, bench):
+    for command in (run, experts, construct, evaluate, compare, show, compact, report, posterior, bench):
         app.command(command.__name__)(guarded(command))
     app.add_typer(_guarded_app(data_app), name="data")
     return app

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -16,13 +16,16 @@ from torch.utils.data import TensorDataset
 
 from pseudocoresets.data.catalogue import DatasetEntry
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.data.transforms import InputTransform
+from pseudocoresets.data.restoring import MissingWhitening, with_origin, without_matrices
+from pseudocoresets.data.transforms import InputTransform, WhiteningOrigin
 from pseudocoresets.errors import FileFormatError, InputError
 from pseudocoresets.files import read_tensors, write_tensors
 from pseudocoresets.networks import NetworkSpec, spec_from_json
 
 FORMAT = "pseudocoreset"
 FORMAT_VERSION = 1
+COMPACT_VERSION = 2
+"""Of files without whitening matrices, or with images in float16: what reads version 1 only must refuse them."""
 TRANSFORM_PREFIX = "transform."
 
 
@@ -75,30 +78,58 @@ class Coreset:
 
         save_class_rows(path, self.to_pixels(), self.hard_labels, self.classes)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a safetensors file that any safetensors reader opens."""
-        tensors = {"images": self.images.float(), "labels": self.labels, "weights": self.weights.float()}
-        tensors |= {TRANSFORM_PREFIX + name: tensor for name, tensor in self.transform.tensors().items()}
-        write_tensors(path, tensors, self._document())
+    @property
+    def is_whole(self) -> bool:
+        """Whether ``transform`` can be applied; of a compact file of whitened data it may still have to be fitted."""
+        return not isinstance(self.transform, MissingWhitening)
+
+    def restored(self, data: Dataset) -> Coreset:
+        """The same coreset with all that is to be known of its whitening, from the data that it was made from.
+
+        Whitening that a compact file left out is fitted again on the same training images, and must be the same to
+        rounding. Whitening of unknown origin is recognised, so that a compact file can leave it out.
+        """
+        if isinstance(self.transform, MissingWhitening):
+            return replace(self, transform=self.transform.fitted_again(data))
+        if self.transform.kind == "zca" and self.transform.origin is None:
+            return replace(self, transform=with_origin(self.transform, data))
+        return self
+
+    def save(self, path: str | os.PathLike[str], compact: bool = False) -> None:
+        """Write a safetensors file that any safetensors reader opens.
+
+        A ``compact`` file holds the images as float16 (float32 if that would lose more than its rounding), and instead
+        of whitening matrices the record of what they were fitted on. A coreset that lacks its whitening is written
+        without it in any case.
+        """
+        transform = without_matrices(self.transform, self.source) if compact else self.transform
+        images = half_if_exact(self.images) if compact else self.images.float()
+        tensors = {"images": images, "labels": self.labels, "weights": self.weights.float()}
+        tensors |= {TRANSFORM_PREFIX + name: tensor for name, tensor in transform.tensors().items()}
+        version = FORMAT_VERSION if self.is_whole and not compact else COMPACT_VERSION
+        write_tensors(path, tensors, self._document(version))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], device: str | torch.device = "cpu") -> Coreset:
-        """Read a coreset file, checking that it is whole and consistent."""
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        device: str | torch.device = "cpu",
+        data_dir: str | os.PathLike[str] | None = None,
+    ) -> Coreset:
+        """Read a coreset file, checking that it is whole and consistent.
+
+        The whitening of a compact file comes from the user's cache, or is fitted again on the data set if ``data_dir``
+        holds it. Else the coreset has all but that: it can be trained on and sampled from, and ``restored`` brings it.
+        """
         tensors, document = read_tensors(path, device)
         _check_format(path, document)
         try:
             network = document["network"]
             coreset = cls(
-                images=tensors["images"],
+                images=tensors["images"].float(),
                 labels=tensors["labels"],
                 weights=tensors["weights"],
-                transform=InputTransform.from_tensors(
-                    {
-                        name.removeprefix(TRANSFORM_PREFIX): tensor
-                        for name, tensor in tensors.items()
-                        if name.startswith(TRANSFORM_PREFIX)
-                    }
-                ),
+                transform=_read_transform(tensors, document),
                 classes=tuple(document["classes"]),
                 data_size=document["data_size"],
                 source=document["dataset"],
@@ -113,12 +144,14 @@ class Coreset:
         except (TypeError, ValueError) as error:
             raise FileFormatError(f"'{path}' is not a coreset file that can be read ({error}).") from None
         _check_tensors(path, coreset)
+        if isinstance(coreset.transform, MissingWhitening):
+            return replace(coreset, transform=coreset.transform.found(data_dir))
         return coreset
 
-    def _document(self) -> dict[str, Any]:
+    def _document(self, version: int) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            "version": FORMAT_VERSION,
+            "version": version,
             "dataset": self.source,
             "method": self.method,
             "configuration": dict(self.configuration),
@@ -127,6 +160,7 @@ class Coreset:
             "data_size": self.data_size,
             "flippable": self.flippable,
             "transform": self.transform.kind,
+            "whitening": None if self.transform.origin is None else self.transform.origin.as_json(),
             "network": None if self.network is None else self.network.as_json(),
             "libraries": library_versions(),
         }
@@ -140,6 +174,18 @@ def require_same_shape(coreset: Coreset, data: Dataset | DatasetEntry) -> None:
             f"The coreset (from '{coreset.source}') has images of {shape} in {len(coreset.classes)} classes, but "
             f"'{data.name}' has {data.shape} in {len(data.classes)}; choose the data set that it was made from."
         )
+
+
+def half_if_exact(images: Tensor) -> Tensor:
+    """Images as float16 if no value errs by more than that type's relative rounding of the largest, else as float32.
+
+    Values beyond 65504 would become infinite, and images of very small values would lose their digits.
+    """
+    images = images.detach().float()
+    if images.numel() == 0:
+        return images.half()
+    error = (images.half().float() - images).abs().max()
+    return images.half() if error <= 0.5 * torch.finfo(torch.float16).eps * images.abs().max() else images
 
 
 def library_versions() -> dict[str, str]:
@@ -159,11 +205,27 @@ def library_versions() -> dict[str, str]:
 def _check_format(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
     if document.get("format") != FORMAT:
         raise FileFormatError(f"'{path}' is not a coreset file; make one with 'bpc construct'.")
-    if document.get("version") != FORMAT_VERSION:
+    if document.get("version") not in (FORMAT_VERSION, COMPACT_VERSION):
         raise FileFormatError(
-            f"'{path}' has format version {document.get('version')}, but this library reads version {FORMAT_VERSION}; "
-            "use the release that wrote it."
+            f"'{path}' has format version {document.get('version')}, but this library reads versions {FORMAT_VERSION} "
+            f"and {COMPACT_VERSION}; use the release that wrote it."
         )
+
+
+def _read_transform(tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> InputTransform:
+    """The transform of a file, whose whitening a compact file only describes."""
+    own = {
+        name.removeprefix(TRANSFORM_PREFIX): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(TRANSFORM_PREFIX)
+    }
+    recorded = document.get("whitening")
+    origin = None if recorded is None else WhiteningOrigin.from_json(recorded)
+    if document["transform"] == "zca" and "whitening" not in own:
+        if origin is None:
+            raise FileFormatError("The file has neither the whitening of its data nor what it was fitted on.")
+        return MissingWhitening.from_record(own, origin, document["dataset"])
+    return InputTransform.from_tensors(own, origin)
 
 
 def _check_tensors(path: str | os.PathLike[str], coreset: Coreset) -> None:

@@ -13,7 +13,8 @@ from pseudocoresets.commands import options as o
 from pseudocoresets.commands.output import metric_cells, metric_columns, print_json, print_table
 from pseudocoresets.commands.planning import make_plan
 from pseudocoresets.coreset import Coreset, require_same_shape
-from pseudocoresets.data import FOLDER_PREFIX, find_entry, load_dataset
+from pseudocoresets.data import FOLDER_PREFIX, Dataset, find_entry, load_dataset
+from pseudocoresets.data.restoring import MissingWhitening
 from pseudocoresets.devices import fit_threads, resolve_device
 from pseudocoresets.experts import load_experts
 from pseudocoresets.files import require_writable, write_json
@@ -67,6 +68,7 @@ def evaluate(
     began = time.monotonic()
     data = load_dataset(plan.dataset, data_dir)
     fit_threads(data.shape)
+    coreset = _whole(coreset, data, data_dir)
     trained = None if experts is None else load_experts(experts)
     where = resolve_device(device)
     progress = for_stream()
@@ -85,3 +87,11 @@ def evaluate(
             [f"{coreset.method} coreset", *metric_cells(metrics)],
         ]
         print_table(f"{plan.dataset}, {protocol} protocol", ["", *metric_columns()], rows)
+
+
+def _whole(coreset: Coreset, data: Dataset, data_dir: Path) -> Coreset:
+    """The whitening of a compact file is fitted on ``data`` where that is what it was fitted on, else on its source."""
+    missing = coreset.transform
+    if not isinstance(missing, MissingWhitening):
+        return coreset
+    return coreset.restored(data if missing.images_in(data) is not None else load_dataset(missing.source, data_dir))

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from pseudocoresets.commands import options as o
+
 
 def show(
     coreset_file: Annotated[Path, typer.Argument(help="A coreset file (safetensors).", show_default=False)],
@@ -15,6 +17,7 @@ def show(
         Path | None,
         typer.Option(help="Where to write the PNG. Default: beside the coreset file.", show_default=False),
     ] = None,
+    data_dir: o.DataDir = Path("data"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a line.")] = False,
 ) -> None:
     """Write a picture of a coreset: one row a class, its name at the side, in true pixel space.
@@ -24,7 +27,7 @@ def show(
     from pseudocoresets.coreset import Coreset
 
     picture = coreset_file.with_suffix(".png") if out is None else out
-    coreset = Coreset.load(coreset_file)
+    coreset = Coreset.load(coreset_file, data_dir=data_dir)
     coreset.show(picture)
     if as_json:
         typer.echo(json.dumps({"picture": str(picture), "images": len(coreset)}))

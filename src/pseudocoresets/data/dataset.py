@@ -50,7 +50,7 @@ class _TransformField:
         fitted: InputTransform | None = dataset.__dict__.get("_fitted")
         if fitted is None:
             source = dataset.transform_source
-            fitted = source if isinstance(source, InputTransform) else source(dataset.train.images)
+            fitted = source if isinstance(source, InputTransform) else dataset.fitted_by(source)
             dataset.__dict__["_fitted"] = fitted
         return fitted
 
@@ -72,6 +72,8 @@ class Dataset:
     transform: _TransformField = _TransformField()
     flippable: bool = True
     """Whether a mirrored image keeps its label; digits do not."""
+    held_out: tuple[tuple[float, int], ...] = ()
+    """Fraction and seed of each ``holding_out`` that led here."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -83,6 +85,13 @@ class Dataset:
         """What ``transform`` was given as: the transform itself, or the function that fits it."""
         source: InputTransform | TransformFit = self.__dict__["_transform_source"]
         return source
+
+    def fitted_by(self, fit: TransformFit) -> InputTransform:
+        """What ``fit`` makes of the training images; whitening is told which part of the data these are."""
+        fitted = fit(self.train.images)
+        if not self.held_out or fitted.origin is None:
+            return fitted
+        return replace(fitted, origin=replace(fitted.origin, held_out=self.held_out))
 
     def holding_out(self, fraction: float = 0.1, seed: int = 0) -> Dataset:
         """The same data with a stratified part of the training data standing in for the test data.
@@ -96,6 +105,7 @@ class Dataset:
             train=self.train.subset(kept),
             test=self.train.subset(held_out),
             transform=self.transform_source,
+            held_out=(*self.held_out, (fraction, seed)),
         )
 
     def __repr__(self) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +18,33 @@ WHITENING_CHUNK = 4096
 """Images that are whitened at once: bounds the double-precision copy."""
 
 _WHITENING = ("whitening", "unwhitening", "whitening_mean")
+_FINGERPRINT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class WhiteningOrigin:
+    """Which images of a data set a whitening was fitted on, so that it can be fitted again."""
+
+    fingerprint: str
+    epsilon: float = ZCA_EPSILON
+    held_out: tuple[tuple[float, int], ...] = ()
+    """Fraction and seed of each ``Dataset.holding_out`` before the fit; none if all training images were used."""
+
+    def __str__(self) -> str:
+        parts = "".join(f".holding_out({fraction}, {seed})" for fraction, seed in self.held_out)
+        return f"the training images of {parts[1:]}" if parts else "all training images"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "fingerprint": self.fingerprint,
+            "epsilon": self.epsilon,
+            "held_out": [list(part) for part in self.held_out],
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> WhiteningOrigin:
+        held_out = tuple((float(fraction), int(seed)) for fraction, seed in document["held_out"])
+        return cls(str(document["fingerprint"]), float(document["epsilon"]), held_out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +64,8 @@ class InputTransform:
     whitening: Tensor | None = None
     unwhitening: Tensor | None = None
     whitening_mean: Tensor | None = None
+    origin: WhiteningOrigin | None = None
+    """What the whitening was fitted on, where that is known."""
 
     @property
     def kind(self) -> str:
@@ -56,22 +87,23 @@ class InputTransform:
             inputs = (flat + self.whitening_mean.to(flat)).float().reshape(inputs.shape)
         return inputs * _per_channel(self.std, inputs) + _per_channel(self.mean, inputs)
 
-    def to(self, device: str | torch.device) -> InputTransform:
-        return InputTransform(**{name: tensor.to(device) for name, tensor in self.tensors().items()})
+    def to(self, device: str | torch.device) -> Self:
+        moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self.tensors().items()}
+        return replace(self, **moved)
 
     def tensors(self) -> dict[str, Tensor]:
         """What a file must hold to rebuild this transform."""
-        fields = {name: getattr(self, name) for name in InputTransform.__dataclass_fields__}
-        return {name: tensor for name, tensor in fields.items() if tensor is not None}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> InputTransform:
+    def from_tensors(cls, tensors: Mapping[str, Tensor], origin: WhiteningOrigin | None = None) -> InputTransform:
         """The transform whose ``tensors()`` these are."""
         whitening = [name for name in _WHITENING if name in tensors]
         if whitening and len(whitening) < len(_WHITENING):
             raise FileFormatError(f"The file's input transform is incomplete; whitening needs {', '.join(_WHITENING)}.")
         try:
-            return cls(**tensors)
+            return cls(**tensors, origin=origin)
         except TypeError:
             raise FileFormatError("The file's input transform is incomplete; it needs at least mean and std.") from None
 
@@ -136,7 +168,16 @@ def fit_zca(
         whitening=(eigenvectors / scale @ eigenvectors.T).float().cpu(),
         unwhitening=(eigenvectors * scale @ eigenvectors.T).float().cpu(),
         whitening_mean=mean.float().cpu(),
+        origin=WhiteningOrigin(fingerprint(images, epsilon), epsilon),
     )
+
+
+def fingerprint(images: Tensor, epsilon: float = ZCA_EPSILON) -> str:
+    """Tells apart what whitening is fitted on: the bytes of uint8 images, their shape, and epsilon."""
+    digest = hashlib.blake2b(f"{_FINGERPRINT_VERSION} {epsilon} {tuple(images.shape)}".encode(), digest_size=16)
+    for part in torch.split(images, WHITENING_CHUNK):
+        digest.update(part.contiguous().cpu().numpy().data)
+    return digest.hexdigest()
 
 
 def _moments(images: Tensor, normalisation: InputTransform, chunk: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pseudocoresets.data.transforms import ZCA_EPSILON, InputTransform, fit_zca
+from pseudocoresets.data.transforms import ZCA_EPSILON, InputTransform, WhiteningOrigin, fingerprint, fit_zca
 from pseudocoresets.errors import FileFormatError, InputError
 from pseudocoresets.files import read_tensors, write_tensors
 
@@ -29,14 +28,22 @@ def fit_zca_once(images: Tensor, device: str | torch.device | None = None) -> In
         device = "cuda"
     if images[0].numel() < SMALLEST_KEPT:
         return fit_zca(images, device=device)
-    path = cache_folder() / f"zca-{_fingerprint(images)}.safetensors"
-    try:
-        return InputTransform.from_tensors(read_tensors(path)[0])
-    except FileFormatError:
-        transform = fit_zca(images, device=device)
+    origin = WhiteningOrigin(fingerprint(images))
+    kept = kept_zca(origin)
+    if kept is not None:
+        return kept
+    transform = fit_zca(images, device=device)
     with suppress(InputError, OSError):  # a cache that cannot be written only costs the next fit
-        write_tensors(path, transform.tensors(), {"format": _FORMAT, "epsilon": ZCA_EPSILON})
+        write_tensors(_path(origin), transform.tensors(), {"format": _FORMAT, "epsilon": ZCA_EPSILON})
     return transform
+
+
+def kept_zca(origin: WhiteningOrigin) -> InputTransform | None:
+    """The whitening that an earlier fit on the same images left in the cache."""
+    try:
+        return InputTransform.from_tensors(read_tensors(_path(origin))[0], origin)
+    except FileFormatError:
+        return None
 
 
 def cache_folder() -> Path:
@@ -45,8 +52,5 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "pseudocoresets"
 
 
-def _fingerprint(images: Tensor) -> str:
-    digest = hashlib.blake2b(f"{_FORMAT} {ZCA_EPSILON} {tuple(images.shape)}".encode(), digest_size=16)
-    for part in torch.split(images, 4096):
-        digest.update(part.contiguous().cpu().numpy().data)
-    return digest.hexdigest()
+def _path(origin: WhiteningOrigin) -> Path:
+    return cache_folder() / f"zca-{origin.fingerprint}.safetensors"
