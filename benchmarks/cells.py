@@ -1,24 +1,24 @@
-"""Many cells of a table (data set, images per class, method, seed) side by side on one GPU.
+"""Cells of a table: data set, images per class, method and seed, constructed and judged one after another.
 
-    python benchmarks/cells.py --jobs benchmarks/jobs/search.json --split validation --data-dir .data --out $OUT/cells
+    python benchmarks/cells.py --jobs benchmarks/jobs/search.json --data-dir .data --out $OUT/cells
 
 ``--jobs`` is a list of documents such as
 
-    {"dataset": "cifar10", "ipc": 10, "method": "cd", "seeds": [0, 1],
+    {"dataset": "cifar10", "ipc": 10, "method": "cd", "seeds": [0, 1], "label": "cd-plain", "initial": "wasserstein",
      "options": {...}, "construction": {...}, "sampling": [{}, {"temperature": 0.01}]}
 
-where everything but the first three is optional and changes the preset ``paper``; several entries in ``sampling``
-evaluate the same coreset several times. With ``"iterations": 1500, "every": 500, "seconds": 60`` the construction goes
-on to 1,500 iterations in parts of 500 and ends with the first part that is done after 60 seconds; on validation data it
-is evaluated after each part, on test data once, at the end.
+where everything but the first three is optional and changes the preset ``paper``; ``initial`` names the label of an
+earlier job of the same cell and seed whose points this one starts from. With ``"iterations": 1500, "every": 500,
+"seconds": 60`` the construction goes on to 1,500 iterations in parts of 500 and ends with the first part that is done
+after 60 seconds; with ``"curve": true`` it is judged after each part.
 
-A construction is too small to fill a GPU, so ``--workers`` processes take jobs from one queue, sharing the device
-through the multi-process service where it can be started. Seconds in the results are therefore those of a shared
-device. Two processes are worth their while, where one of them waits for its host; with fourteen each was twenty times
-slower.
+A part of the training data is held out from experts and constructions alike. Each coreset is sampled once for every
+entry of ``sampling``, and the held-out part decides which of them is used, and when chains stop: after T of their
+steps, with samples from the second half of that time. It is the choice of highest accuracy among those with an ECE
+of at most 0.04, or that of the lowest ECE where there is none. With ``--test``, that choice is then judged on the test
+data, once.
 
-``--split validation`` holds a tenth of the training data out and never touches the test data; settings are chosen on
-it. Experts are trained first and shared by all cells of a data set. cells.json is written after every job.
+Experts are trained first and shared by all cells of a data set. cells.json is written after every job.
 """
 
 from __future__ import annotations
@@ -26,32 +26,35 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
-import os
-import queue
-import subprocess
-import tempfile
 import time
 import traceback
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from provenance import provenance
 from pseudocoresets.commands.planning import make_plan
+from pseudocoresets.construct import Construction, build_method, run_construction
 from pseudocoresets.coreset import Coreset
-from pseudocoresets.data import Dataset, load_dataset
+from pseudocoresets.data import Dataset, Split, load_dataset
 from pseudocoresets.devices import resolve_device
-from pseudocoresets.experts import load_experts
-from pseudocoresets.files import write_tensors
-from pseudocoresets.inference import SamplingSettings
-from pseudocoresets.pipeline import Plan, control_coreset, experts_for, judge, make_coreset
+from pseudocoresets.evaluation.metrics import all_metrics
+from pseudocoresets.experts import Experts, load_experts
+from pseudocoresets.files import read_tensors, write_tensors
+from pseudocoresets.inference import PosteriorSamples, SamplingSettings, sample_posterior
+from pseudocoresets.pipeline import Plan, control_coreset, experts_for
 from pseudocoresets.progress import Silent
 
 NETWORK = "convnet:depth=3,width=128"
-HELD_OUT = 0.1
+SPACING = 20
+"""Steps between two positions of a chain that are kept."""
+LENGTHS = (200, 300, 400, 600, 800, 1000)
+"""Chains may stop after so many steps."""
+LARGEST_ECE = 0.04
 
 
 def plan_for(job: dict[str, Any], seed: int, expert_count: int, epochs: int) -> Plan:
@@ -73,148 +76,161 @@ def plan_for(job: dict[str, Any], seed: int, expert_count: int, epochs: int) -> 
     return replace(plan, **seeded)
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Chains sampled in one way and stopped at one time, and how good that is on the held-out data."""
+
+    samples: PosteriorSamples
+    change: dict[str, Any]
+    steps: int
+    found: dict[str, float]
+
+    def kept(self) -> slice:
+        last = self.steps // SPACING
+        return slice(last // 2, last)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"sampling": self.change, "steps": self.steps, **self.found}
+
+    def judged_on(self, split: Split) -> dict[str, float]:
+        kept = replace(self.samples, parameters=self.samples.parameters[:, self.kept()])
+        return scores(kept.predict(split.images), split.labels)
+
+
+def scores(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
+    """Metrics of the average over all chains and samples, and the mean accuracy of single chains."""
+    labels = labels.to(probabilities.device)
+    single = [all_metrics(chain.mean(0), labels)["accuracy"] for chain in probabilities]
+    return all_metrics(probabilities.flatten(0, 1).mean(0), labels) | {"chain_accuracy": sum(single) / len(single)}
+
+
+def choices(coreset: Coreset, settings: SamplingSettings, changes: Sequence[dict[str, Any]], split: Split) -> Iterator:
+    """Every way to sample, each with every time to stop."""
+    for change in changes:
+        longest = max(LENGTHS)
+        changed = SamplingSettings(
+            **(asdict(settings) | {"steps": longest, "samples": longest // SPACING, "burn_in": 0.0} | change)
+        )
+        samples = sample_posterior(coreset, start="cold", **asdict(changed))
+        probabilities = samples.predict(split.images)
+        for steps in LENGTHS:
+            choice = Choice(samples, change, steps, {})
+            yield replace(choice, found=scores(probabilities[:, choice.kept()], split.labels))
+
+
+def best(found: Sequence[Choice]) -> Choice:
+    calibrated = [choice for choice in found if choice.found["ece"] <= LARGEST_ECE]
+    if calibrated:
+        return max(calibrated, key=lambda choice: choice.found["accuracy"])
+    return min(found, key=lambda choice: choice.found["ece"])
+
+
 class Workplace:
-    """What one process keeps between jobs: data sets by name."""
+    """What the jobs share: data sets by name, and where experts and points lie."""
 
-    def __init__(self, data_dir: Path, split: str, folder: Path, expert_count: int, epochs: int) -> None:
-        self._data_dir, self._split, self._folder = data_dir, split, folder
+    def __init__(
+        self, data_dir: Path, folder: Path, expert_count: int, epochs: int, held_out: float, test: bool
+    ) -> None:
+        self._data_dir, self._folder = data_dir, folder
         self._expert_count, self._epochs = expert_count, epochs
-        self._data: dict[str, Dataset] = {}
+        self._held_out, self._test = held_out, test
+        self._data: dict[str, tuple[Dataset, Split]] = {}
+        self._experts: dict[str, Experts] = {}
+        self._device = resolve_device("auto")
 
-    def data(self, name: str) -> Dataset:
+    def data(self, name: str) -> tuple[Dataset, Split]:
+        """Training data with the held-out part for its test data, and the real test data."""
         if name not in self._data:
             whole = load_dataset(name, self._data_dir)
-            self._data[name] = whole.holding_out(HELD_OUT) if self._split == "validation" else whole
+            self._data[name] = whole.holding_out(self._held_out), whole.test
         return self._data[name]
-
-    def experts_folder(self, name: str) -> Path:
-        return self._data_dir / f"experts-{name}-{self._split}-{self._expert_count}x{self._epochs}"
 
     def train_experts(self, name: str) -> dict[str, Any]:
         began = time.monotonic()
+        data, _ = self.data(name)
+        _ = data.transform
+        prepared = _since(began)
         plan = plan_for({"dataset": name, "ipc": 1, "method": "cd"}, 0, self._expert_count, self._epochs)
-        experts_for(plan, self.data(name), self.experts_folder(name), resolve_device("auto"), Silent())
-        return {"experts": name, "count": self._expert_count, "epochs": self._epochs, "seconds": _since(began)}
+        folder = self._data_dir / f"experts-{name}-{self._held_out}-{self._expert_count}x{self._epochs}"
+        experts_for(plan, data, folder, self._device, Silent())
+        self._experts[name] = load_experts(folder)
+        return {
+            "experts": name,
+            "count": self._expert_count,
+            "epochs": self._epochs,
+            "data_seconds": prepared,
+            "seconds": _since(began),
+        }
 
     def run(self, job: dict[str, Any], seed: int) -> dict[str, Any]:
         began = time.monotonic()
         plan = plan_for(job, seed, self._expert_count, self._epochs)
-        data, device = self.data(job["dataset"]), resolve_device("auto")
-        experts = load_experts(self.experts_folder(job["dataset"]))
+        data, test = self.data(job["dataset"])
         row: dict[str, Any] = {"job": job, "seed": seed}
         if job["method"] == "random":
-            coreset = control_coreset(plan, data, experts.network.spec, 0)
-            return row | self._evaluations(coreset, data, plan, job)
-        folder = self._folder / _name(job, seed)
-        folder.mkdir(parents=True, exist_ok=True)
-        curve = []
+            coreset = control_coreset(plan, data, self._experts[job["dataset"]].network.spec, 0)
+        else:
+            made, curve, plan = self._construct(job, seed, plan, data)
+            coreset, tail = made.coreset, made.history[-50:]
+            row |= {
+                "iterations": plan.construction.iterations,
+                "points": f"{_name(job, seed)}.safetensors",
+                "construct_seconds": _since(began),
+                "seconds_per_iteration": made.seconds_per_iteration,
+                "peak_memory": made.peak_memory,
+                "last": {key: sum(r[key] for r in tail) / len(tail) for key in tail[0] if key != "iteration"},
+                "curve": curve,
+            }
+        began = time.monotonic()
+        found = list(choices(coreset, plan.sampling, job.get("sampling", [{}]), data.test))
+        chosen = best(found)
+        row |= {"choices": [choice.as_json() for choice in found], "chosen": chosen.as_json(), "plan": plan.as_json()}
+        if self._test:
+            row["test"] = chosen.judged_on(test)
+        return row | {"judge_seconds": _since(began)}
+
+    def _construct(
+        self, job: dict[str, Any], seed: int, plan: Plan, data: Dataset
+    ) -> tuple[Construction, list[dict[str, Any]], Plan]:
+        began = time.monotonic()
+        initial = self._initial(job, seed, plan, data)
         most = job.get("iterations", plan.construction.iterations)
         part = job.get("every", most)
+        curve: list[dict[str, Any]] = []
         for iterations in range(part, most + 1, part):
             plan = replace(plan, construction=replace(plan.construction, iterations=iterations))
-            made = make_coreset(plan, data, experts, folder, device, Silent(), keep_checkpoint=True)
-            late = _since(began) > job.get("seconds", math.inf)
-            if late:
+            made = run_construction(
+                data,
+                self._experts[job["dataset"]],
+                plan.method,
+                build_method(plan.method, plan.method_options),
+                plan.construction,
+                checkpoint=self._folder / f"{_name(job, seed)}.checkpoint",
+                initial=initial,
+                device=self._device,
+            )
+            if _since(began) > job.get("seconds", math.inf):
                 break
-            if self._split == "validation":
-                curve.append({"iterations": iterations, **self._evaluate(made.coreset, data, plan, {})})
+            if job.get("curve") and iterations < most:
+                chosen = best(list(choices(made.coreset, plan.sampling, [{}], data.test)))
+                curve.append({"iterations": iterations, **chosen.as_json()})
         made.discard_checkpoint()
-        self._save_points(made.coreset, folder)
-        tail = made.history[-50:]
-        row |= {
-            "iterations": iterations,
-            "points": f"{_name(job, seed)}/points.safetensors",
-            "construct_seconds": _since(began),
-            "seconds_per_iteration": made.seconds_per_iteration,
-            "peak_memory": made.peak_memory,
-            "last": {key: sum(r[key] for r in tail) / len(tail) for key in tail[0] if key != "iteration"},
-            "curve": curve,
-        }
-        return row | self._evaluations(made.coreset, data, plan, job) | {"seconds": _since(began)}
+        self._save_points(made.coreset, self._folder / f"{_name(job, seed)}.safetensors")
+        return made, curve, plan
+
+    def _initial(self, job: dict[str, Any], seed: int, plan: Plan, data: Dataset) -> Coreset | None:
+        if "initial" not in job:
+            return None
+        start = control_coreset(plan, data, self._experts[job["dataset"]].network.spec, 0)
+        points, _ = read_tensors(self._folder / f"{_name(job | {'label': job['initial']}, seed)}.safetensors")
+        labels = points["labels"].argmax(-1) if points["labels"].is_floating_point() else points["labels"]
+        return replace(start, images=points["images"].float(), labels=labels, method=job["method"], seed=seed)
 
     @staticmethod
-    def _save_points(coreset: Coreset, folder: Path) -> None:
+    def _save_points(coreset: Coreset, path: Path) -> None:
         """Without the whitening, which is larger than all of them and can be fitted again."""
-        images = coreset.images.half()
-        write_tensors(
-            folder / "points.safetensors",
-            {"images": images, "labels": coreset.labels, "weights": coreset.weights},
-            {"source": coreset.source, "method": coreset.method},
-        )
-
-    def _evaluations(self, coreset: Coreset, data: Dataset, plan: Plan, job: dict[str, Any]) -> dict[str, Any]:
-        found = [self._evaluate(coreset, data, plan, change) for change in job.get("sampling", [{}])]
-        return {"evaluations": found, "plan": plan.as_json()}
-
-    def _evaluate(self, coreset: Coreset, data: Dataset, plan: Plan, change: dict[str, Any]) -> dict[str, Any]:
-        settings = SamplingSettings(**(asdict(plan.sampling) | change))
-        report = judge(coreset, data, plan.protocol, settings, None, resolve_device("auto"), Silent())
-        return {"sampling": change, "chain_accuracy": report.accuracy.mean, **report.ensemble}
-
-
-def work(workplace: Workplace, threads: int, tasks: Any, results: Any) -> None:
-    torch.set_num_threads(threads)
-    while True:
-        try:
-            kind, *details = tasks.get(timeout=1)
-        except queue.Empty:
-            return
-        try:
-            results.put(getattr(workplace, kind)(*details))
-        except Exception as error:
-            results.put({"failed": details, "error": repr(error), "traceback": traceback.format_exc()})
-
-
-def run_side_by_side(
-    tasks: list[tuple[Any, ...]], workplace: Workplace, workers: int, until: float, report: Any
-) -> None:
-    """Hand each result to ``report``; what is not done ``until`` then is stopped."""
-    context = multiprocessing.get_context("spawn")
-    waiting, results = context.Queue(), context.Queue()
-    for task in tasks:
-        waiting.put(task)
-    workers = min(workers, len(tasks))
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    processes = [
-        context.Process(target=work, args=(workplace, threads, waiting, results), daemon=True) for _ in range(workers)
-    ]
-    for process in processes:
-        process.start()
-    left = len(tasks)
-    while left and time.monotonic() < until:
-        try:
-            report(results.get(timeout=1))
-            left -= 1
-        except queue.Empty:
-            if not any(process.is_alive() for process in processes):
-                break
-    for process in processes:
-        process.terminate()
-
-
-def start_sharing() -> bool:
-    """NVIDIA's multi-process service, so that the processes' kernels run at the same time."""
-    for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
-        folder = os.environ.setdefault(name, str(Path(tempfile.gettempdir()) / name.lower()))
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    try:
-        done = subprocess.run(["nvidia-cuda-mps-control", "-d"], check=False, capture_output=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        done = None
-    if done is not None and done.returncode == 0 and _computes():
-        return True
-    for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
-        del os.environ[name]
-    return False
-
-
-def _computes() -> bool:
-    """Whether a process that uses the service can compute anything."""
-    code = "import torch; assert float(torch.ones(2, device='cuda').sum()) == 2"
-    try:
-        return subprocess.run(["python3", "-c", code], check=False, timeout=60).returncode == 0
-    except subprocess.TimeoutExpired:
-        return False
+        tensors = {"images": coreset.images.half(), "labels": coreset.labels, "weights": coreset.weights}
+        write_tensors(path, tensors, {"source": coreset.source, "method": coreset.method})
 
 
 def summary(row: dict[str, Any]) -> str:
@@ -223,20 +239,19 @@ def summary(row: dict[str, Any]) -> str:
     job = row["job"]
     changes = {**job.get("options", {}), **job.get("construction", {})}
     text = " ".join(f"{key}={value}" for key, value in changes.items())
-    found = "; ".join(
-        f"{json.dumps(e['sampling'])} {100 * e['accuracy']:.1f} ({100 * e['chain_accuracy']:.1f}) "
-        f"nll {e['nll']:.3f} ece {e['ece']:.3f}"
-        for e in row["evaluations"]
-    )
-    pace = 1e3 * row.get("seconds_per_iteration", 0)
-    curve = " ".join(
-        f"{at['iterations']}:{100 * at['accuracy']:.1f}({100 * at['chain_accuracy']:.1f})"
-        for at in row.get("curve", [])
-    )
-    cell = f"{job['dataset']} {job['ipc']} {job['method']} s{row['seed']}"
-    return (
-        f"{cell} [{text}] {row.get('seconds', 0):.0f}s {pace:.0f}ms: {curve} {found} {json.dumps(row.get('last', {}))}"
-    )
+    seconds = f"{row.get('construct_seconds', 0):.0f}+{row['judge_seconds']:.0f}s"
+    pace = f"{row.get('iterations', 0)} x {1e3 * row.get('seconds_per_iteration', 0):.1f}ms"
+    curve = " ".join(f"{at['iterations']}:{_figures(at)}" for at in row.get("curve", []))
+    found = "; ".join(f"{json.dumps(c['sampling'])}@{c['steps']} {_figures(c)}" for c in row["choices"])
+    test = f" TEST {_figures(row['test'])}" if "test" in row else ""
+    cell = f"{job['dataset']} {job['ipc']} {job.get('label', job['method'])} s{row['seed']}"
+    chosen = f"CHOSEN @{row['chosen']['steps']} {_figures(row['chosen'])}"
+    return f"{cell} [{text}] {seconds} {pace}: {curve} | {found} | {chosen}{test} {json.dumps(row.get('last', {}))}"
+
+
+def _figures(found: dict[str, Any]) -> str:
+    accuracy, single = 100 * found["accuracy"], 100 * found["chain_accuracy"]
+    return f"{accuracy:.1f}({single:.1f})/{found['nll']:.2f}/{found['ece']:.3f}"
 
 
 def _name(job: dict[str, Any], seed: int) -> str:
@@ -248,36 +263,43 @@ def _since(began: float) -> float:
     return round(time.monotonic() - began, 2)
 
 
+def attempt(work: Any, *details: Any) -> dict[str, Any]:
+    try:
+        return work(*details)
+    except Exception as error:  # the other cells go on
+        return {"failed": details, "error": repr(error), "traceback": traceback.format_exc()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=Path, required=True)
-    parser.add_argument("--split", choices=["validation", "test"], default="validation")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--experts", type=int, default=12)
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("--held-out", type=float, default=0.1)
+    parser.add_argument("--test", action="store_true", help="Judge each row's choice on the test data.")
+    parser.add_argument("--seconds", type=float, default=540, help="Begin no job after this time.")
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
     jobs = json.loads(options.jobs.read_text())
     options.out.mkdir(parents=True, exist_ok=True)
-    sharing = start_sharing()
-    print("shared by the multi-process service:", sharing, flush=True)
-    document: dict[str, Any] = {**provenance(), "split": options.split, "workers": options.workers, "sharing": sharing}
-    document["rows"] = []
+    document: dict[str, Any] = {**provenance(), "held_out": options.held_out, "rows": []}
+    place = Workplace(options.data_dir, options.out, options.experts, options.epochs, options.held_out, options.test)
 
     def report(row: dict[str, Any]) -> None:
         document["rows"].append(row)
         (options.out / "cells.json").write_text(json.dumps(document, indent=1) + "\n")
         print(summary(row), flush=True)
 
-    place = Workplace(options.data_dir, options.split, options.out, options.experts, options.epochs)
-    sets = sorted({job["dataset"] for job in jobs})
-    run_side_by_side([("train_experts", name) for name in sets], place, len(sets), until, report)
-    tasks = [("run", job, seed) for job in jobs for seed in job.get("seeds", [0])]
-    run_side_by_side(tasks, place, options.workers, until, report)
+    for name in dict.fromkeys(job["dataset"] for job in jobs):
+        report(attempt(place.train_experts, name))
+    for job in jobs:
+        for seed in job.get("seeds", [0]):
+            if time.monotonic() < until:
+                report(attempt(place.run, job, seed))
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(8)
     main()

@@ -17,7 +17,7 @@ from pseudocoresets.accelerated import head
 from pseudocoresets.accelerated.chains import CapturedChains
 from pseudocoresets.accelerated.convnet import EnergyGradient, Layout, layout_of
 from pseudocoresets.accelerated.trajectory import CapturedTrajectory
-from pseudocoresets.divergences import Points, Problem, Wasserstein, wasserstein
+from pseudocoresets.divergences import Points, Problem, Wasserstein, adjoint
 from pseudocoresets.divergences.captured_matching import CapturedMatching
 from pseudocoresets.energy import Classifier, Energy, uniform_weights
 from pseudocoresets.experts import Draw
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
-    return float((found - wanted).norm() / wanted.norm())
+    return float((found - wanted).detach().norm() / wanted.detach().norm())
 
 
 def reference(network: Network, theta: Tensor, x: Tensor, y: Tensor, factors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -142,7 +142,7 @@ def check_chains(shared: bool, soft: bool) -> dict[str, float]:
     }
 
 
-def check_trajectory() -> dict[str, float]:
+def check_trajectory(soft: bool) -> dict[str, float]:
     """Four steps and their adjoint, against a plain loop of first derivatives in float64."""
     steps, images, step_size, decay, spacing = 4, 3, 0.1, 0.01, 1e-2
     generator = torch.Generator().manual_seed(0)
@@ -150,36 +150,40 @@ def check_trajectory() -> dict[str, float]:
     layout = layout_of(network)
     assert isinstance(layout, Layout)
     start = network.initialise(0)
-    x, y = torch.randn(steps, images, 3, 8, 8, generator=generator), torch.arange(images)
+    x = torch.randn(steps, images, 3, 8, 8, generator=generator)
+    y = torch.rand(images, 10, generator=generator).softmax(-1) if soft else torch.arange(images)
     factors, costate = torch.rand(images, generator=generator), torch.randn(network.size, generator=generator)
-    with mock.patch.multiple(torch.cuda, **CUDA):
-        trajectory = InterpretedTrajectory(layout, (3, 8, 8), images, steps, False, CPU, torch.float32)
-        trajectory.set_points(y, factors, torch.tensor(step_size), decay)
-        end = trajectory.forwards(start, x)
-        found = trajectory.backwards(costate, torch.tensor(spacing))
+    trajectory = InterpretedTrajectory(layout, (3, 8, 8), images, steps, soft, CPU, torch.float32)
+    trajectory.set_points(y, factors, torch.tensor(step_size), decay)
+    end = trajectory.forwards(start, x)
+    found = trajectory.backwards(costate, torch.tensor(spacing))
 
-    def slopes(theta: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    def slopes(theta: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
         _, dtheta, dx = reference(network, theta, x[step], y, factors)
-        return dtheta + decay * theta, dx
+        log_p = F.log_softmax(network.logits(theta.double(), x[step].double()), -1).detach()
+        return dtheta + decay * theta, dx, -factors[:, None] * log_p
 
     path = [start.double()]
     for step in range(steps):
         path.append(path[-1] - step_size * slopes(path[-1], step)[0])
     along, dx, dstep = costate.double(), torch.zeros(x.shape, dtype=torch.float64), torch.zeros(())
+    dy = torch.zeros(images, 10, dtype=torch.float64)
     for step in reversed(range(steps)):
         above, below = (slopes(path[step] + sign * spacing * along, step) for sign in (1, -1))
         dstep = dstep - (slopes(path[step], step)[0] * along).sum()
         dx[step] = -step_size * (above[1] - below[1]) / (2 * spacing)
+        dy -= step_size * (above[2] - below[2]) / (2 * spacing)
         along = along - step_size * (above[0] - below[0]) / (2 * spacing)
-    return {
+    errors = {
         "end": relative(end - start, path[-1] - start),
         "costate": relative(found.costate - costate, along - costate),
         "images": relative(found.images, dx),
         "step size": relative(found.step_size, dstep),
     }
+    return errors if found.labels is None else errors | {"labels": relative(found.labels, dy)}
 
 
-def check_matching() -> dict[str, float]:
+def check_matching(soft: bool) -> dict[str, float]:
     """Two chains over two blocks, against the same differences on the plain path."""
     steps, images, step_size, data_size = 4, 3, 0.1, 50
     generator = torch.Generator().manual_seed(0)
@@ -190,21 +194,22 @@ def check_matching() -> dict[str, float]:
     draw = Draw(network.initialise(0, 2), network.initialise(1, 2))
     eta = torch.tensor(step_size, requires_grad=True)
     x = torch.randn(images, 3, 8, 8, generator=generator).requires_grad_()
-    points = Points(x, torch.arange(images), uniform_weights(images, data_size), {"step_size": eta})
+    y = torch.rand(images, 10, generator=generator).softmax(-1).requires_grad_() if soft else torch.arange(images)
+    points = Points(x, y, uniform_weights(images, data_size), {"step_size": eta})
+    learned = [x, y] if soft else [x]
     method = Wasserstein(steps=steps, chains=2)
     plain = method.match(points, problem, draw, Randomness.for_purpose(0))
-    with mock.patch.multiple(torch.cuda, **CUDA):
-        runner = InterpretedTrajectory(layout, (3, 8, 8), images, steps // 2, False, CPU, torch.float32)
-        runner.set_points(points.y, points.weights / data_size, eta, problem.decay(Classifier(network)))
-        matching = CapturedMatching(x, runner, [lambda seen: seen] * 2)
-        with mock.patch.object(wasserstein, "captured_matching", lambda *_: matching):
-            fast = method.match(points, problem, draw, Randomness.for_purpose(0))
-    (plain_x,), (fast_x,) = (torch.autograd.grad(match.loss, [x], retain_graph=True) for match in (plain, fast))
+    runner = InterpretedTrajectory(layout, (3, 8, 8), images, steps // 2, soft, CPU, torch.float32)
+    runner.set_points(points.y.detach(), points.weights / data_size, eta, problem.decay(Classifier(network)))
+    matching = CapturedMatching(x, runner, [lambda seen: seen] * 2)
+    with mock.patch.object(adjoint, "captured_matching", lambda *_: matching):
+        fast = method.match(points, problem, draw, Randomness.for_purpose(0))
+    wanted, found = (torch.autograd.grad(match.loss, learned, retain_graph=True) for match in (plain, fast))
     return {
         "end": relative(fast.end - draw.start, plain.end - draw.start),
         "loss": relative(fast.loss.detach(), plain.loss.detach()),
-        "images": relative(fast_x, plain_x),
-    }
+        "images": relative(found[0], wanted[0]),
+    } | ({"labels": relative(found[1], wanted[1])} if soft else {})
 
 
 if __name__ == "__main__":
@@ -215,8 +220,8 @@ if __name__ == "__main__":
             check((3, 8, 8), 2, 20, 3, soft=False),
         ],
         "chains": [check_chains(shared, soft) for shared in (True, False) for soft in (True, False)],
-        "trajectory": check_trajectory(),
-        "matching": check_matching(),
+        "trajectory": [check_trajectory(soft) for soft in (False, True)],
+        "matching": [check_matching(soft) for soft in (False, True)],
         "update": check_update(),
     }
     sys.stdout.write(json.dumps(found))

@@ -96,8 +96,8 @@ class Accelerator:
         energies: Tensor = ImageEnergies.apply(x, thetas.detach(), y, factors, layout, workspace)
         return energies
 
-    def slope(self, network: Network, theta: Tensor, x: Tensor, y: Tensor) -> Tensor | None:
-        """The gradient (size,) of a batch's mean cross-entropy in the parameters; None as above."""
+    def slope(self, network: Network, theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """A batch's mean cross-entropy, and its gradient (size,) in the parameters; None as above."""
         layout = self._layout(network, theta.device) if self.enabled and theta.is_cuda else None
         if layout is None:
             return None

@@ -278,14 +278,16 @@ class EnergyGradient:
         return _convolution_backward(self._dconvolved[0], x, _kernel(compact, first), first.padding, 1, False)[0]
 
 
-def parameter_gradient(layout: Layout, workspace: EnergyGradient, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The gradient of the mean cross-entropy in the parameters, both in the network's order."""
+def parameter_gradient(
+    layout: Layout, workspace: EnergyGradient, theta: Tensor, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The mean cross-entropy and its gradient in the parameters, both in the network's order."""
     ordered = theta[layout.order]
     gradient = torch.zeros_like(ordered)
     energies, factors = torch.empty(len(x), device=x.device), torch.full((len(x),), 1 / len(x), device=x.device)
     images = x.to(torch.bfloat16, memory_format=torch.channels_last)
     workspace.accumulate(ordered, ordered.bfloat16(), images, y, factors, gradient, energies)
-    return gradient[layout.inverse]
+    return energies.sum(), gradient[layout.inverse]
 
 
 def _convolution_backward(

@@ -93,7 +93,7 @@ def descend_captured(
     """The same by differences on the fast path, or None where it does not apply; the judge must give a spacing."""
     step_size = "extra." + STEP_SIZE
     wanted = learned_tensors(points)
-    captured = None if set(wanted) - {"x", step_size} else captured_matching(points, problem, steps, randomness)
+    captured = None if set(wanted) - {"x", "y", step_size} else captured_matching(points, problem, steps, randomness)
     if captured is None:
         return None
     trajectories = [captured.forwards(place) for place in start]
@@ -103,6 +103,8 @@ def descend_captured(
     for positions, costate, spacing in reversed(list(zip(trajectories, costates, spacings, strict=True))):
         captured.backwards(positions, costate, spacing.squeeze())
     gradients = {"x": captured.image_gradient, step_size: captured.step_size_gradient}
+    if captured.label_gradient is not None:
+        gradients["y"] = captured.label_gradient
     return Descent(with_gradient(loss, wanted, gradients), end)
 
 
