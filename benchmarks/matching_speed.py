@@ -46,12 +46,12 @@ def measure(images: int, steps: int) -> dict[str, float]:
     assert runner is not None, "the trajectory could not be captured"
     theta = network.initialise(0, 1, device)[0]
     y = torch.arange(images, device=device) % 10
-    runner.set_points(y, torch.full((images,), 1 / images, device=device), torch.tensor(0.02, device=device), 0.0)
-    x = torch.randn(length, images, *SHAPE, device=device)
+    runner.set_rates(torch.tensor(0.02, device=device), 0.0)
+    x, factors = torch.randn(length, images, *SHAPE, device=device), torch.full((images,), 1 / images, device=device)
     costate = torch.randn_like(theta)
     reach = torch.tensor(0.01, device=device)
     real, labels = torch.randn(512, *SHAPE, device=device), torch.arange(512, device=device) % 10
-    forwards = milliseconds(lambda: runner.forwards(theta, x))
+    forwards = milliseconds(lambda: runner.forwards(theta, x, y, factors))
     backwards = milliseconds(lambda: runner.backwards(costate, reach))
     return {
         "images": images,

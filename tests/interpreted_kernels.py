@@ -13,12 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pseudocoresets.accelerated import head
+from pseudocoresets.accelerated import Accelerator, head
 from pseudocoresets.accelerated.chains import CapturedChains
 from pseudocoresets.accelerated.convnet import EnergyGradient, Layout, layout_of
 from pseudocoresets.accelerated.trajectory import CapturedTrajectory
-from pseudocoresets.divergences import Points, Problem, Wasserstein, adjoint
-from pseudocoresets.divergences.captured_matching import CapturedMatching
+from pseudocoresets.divergences import Points, Problem, Wasserstein, captured_matching
 from pseudocoresets.energy import Classifier, Energy, uniform_weights
 from pseudocoresets.experts import Draw
 from pseudocoresets.networks import Network, build_network
@@ -154,8 +153,8 @@ def check_trajectory(soft: bool) -> dict[str, float]:
     y = torch.rand(images, 10, generator=generator).softmax(-1) if soft else torch.arange(images)
     factors, costate = torch.rand(images, generator=generator), torch.randn(network.size, generator=generator)
     trajectory = InterpretedTrajectory(layout, (3, 8, 8), images, steps, soft, CPU, torch.float32)
-    trajectory.set_points(y, factors, torch.tensor(step_size), decay)
-    end = trajectory.forwards(start, x)
+    trajectory.set_rates(torch.tensor(step_size), decay)
+    end = trajectory.forwards(start, x, y, factors)
     found = trajectory.backwards(costate, torch.tensor(spacing))
 
     def slopes(theta: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -167,12 +166,12 @@ def check_trajectory(soft: bool) -> dict[str, float]:
     for step in range(steps):
         path.append(path[-1] - step_size * slopes(path[-1], step)[0])
     along, dx, dstep = costate.double(), torch.zeros(x.shape, dtype=torch.float64), torch.zeros(())
-    dy = torch.zeros(images, 10, dtype=torch.float64)
+    dy = torch.zeros(steps, images, 10, dtype=torch.float64)
     for step in reversed(range(steps)):
         above, below = (slopes(path[step] + sign * spacing * along, step) for sign in (1, -1))
         dstep = dstep - (slopes(path[step], step)[0] * along).sum()
         dx[step] = -step_size * (above[1] - below[1]) / (2 * spacing)
-        dy -= step_size * (above[2] - below[2]) / (2 * spacing)
+        dy[step] = -step_size * (above[2] - below[2]) / (2 * spacing)
         along = along - step_size * (above[0] - below[0]) / (2 * spacing)
     errors = {
         "end": relative(end - start, path[-1] - start),
@@ -183,31 +182,37 @@ def check_trajectory(soft: bool) -> dict[str, float]:
     return errors if found.labels is None else errors | {"labels": relative(found.labels, dy)}
 
 
-def check_matching(soft: bool) -> dict[str, float]:
-    """Two chains over two blocks, against the same differences on the plain path."""
+class InterpretedAccelerator(Accelerator):
+    def trajectory_for(
+        self, network: Network, device: torch.device, images: int, steps: int, soft: bool
+    ) -> CapturedTrajectory | None:
+        layout = layout_of(network)
+        assert isinstance(layout, Layout)
+        return InterpretedTrajectory(layout, network.spec.shape, images, steps, soft, device, torch.float32)
+
+
+def check_matching(soft: bool, blocks: int, points_per_step: int) -> dict[str, float]:
+    """Two chains over one block or several, against the same differences on the plain path."""
     steps, images, step_size, data_size = 4, 3, 0.1, 50
     generator = torch.Generator().manual_seed(0)
     network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
-    layout = layout_of(network)
-    assert isinstance(layout, Layout)
-    problem = Problem(Energy(Classifier(network), data_size))
+    energy = Energy(Classifier(network), data_size)
     draw = Draw(network.initialise(0, 2), network.initialise(1, 2))
     eta = torch.tensor(step_size, requires_grad=True)
     x = torch.randn(images, 3, 8, 8, generator=generator).requires_grad_()
     y = torch.rand(images, 10, generator=generator).softmax(-1).requires_grad_() if soft else torch.arange(images)
     points = Points(x, y, uniform_weights(images, data_size), {"step_size": eta})
     learned = [x, y] if soft else [x]
-    method = Wasserstein(steps=steps, chains=2)
-    plain = method.match(points, problem, draw, Randomness.for_purpose(0))
-    runner = InterpretedTrajectory(layout, (3, 8, 8), images, steps // 2, soft, CPU, torch.float32)
-    runner.set_points(points.y.detach(), points.weights / data_size, eta, problem.decay(Classifier(network)))
-    matching = CapturedMatching(x, runner, [lambda seen: seen] * 2)
-    with mock.patch.object(adjoint, "captured_matching", lambda *_: matching):
-        fast = method.match(points, problem, draw, Randomness.for_purpose(0))
+    method = Wasserstein(steps=steps, chains=2, points_per_step=points_per_step)
+    with mock.patch.object(captured_matching, "trajectory_block_length", lambda *_: steps // blocks):
+        plain, fast = (
+            method.match(points, Problem(energy, accelerator=accelerator), draw, Randomness.for_purpose(0))
+            for accelerator in (Accelerator(), InterpretedAccelerator())
+        )
     wanted, found = (torch.autograd.grad(match.loss, learned, retain_graph=True) for match in (plain, fast))
     return {
         "end": relative(fast.end - draw.start, plain.end - draw.start),
-        "loss": relative(fast.loss.detach(), plain.loss.detach()),
+        "loss": relative(fast.loss, plain.loss),
         "images": relative(found[0], wanted[0]),
     } | ({"labels": relative(found[1], wanted[1])} if soft else {})
 
@@ -221,7 +226,7 @@ if __name__ == "__main__":
         ],
         "chains": [check_chains(shared, soft) for shared in (True, False) for soft in (True, False)],
         "trajectory": [check_trajectory(soft) for soft in (False, True)],
-        "matching": [check_matching(soft) for soft in (False, True)],
+        "matching": [check_matching(False, 1, 2), check_matching(True, 2, 0)],
         "update": check_update(),
     }
     sys.stdout.write(json.dumps(found))

@@ -6,12 +6,14 @@ import weakref
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from methods_problems import gradients, network_points, network_problem
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.divergences import METHODS, ContrastiveWasserstein, Points, Problem, Wasserstein
-from pseudocoresets.divergences.adjoint import Trajectory
+from pseudocoresets.divergences.adjoint import Trajectory, step_views
 from pseudocoresets.errors import InputError
 from pseudocoresets.seeds import Randomness
 
@@ -39,18 +41,38 @@ def assert_same_gradients(ours: dict[str, Tensor], theirs: dict[str, Tensor]) ->
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-9, atol=1e-11 * scale)
 
 
-@pytest.mark.parametrize("stored", [2, 3, 32])
-def test_constant_memory_gradient_is_the_unrolled_one(stored: int) -> None:
+@pytest.mark.parametrize(("stored", "points_per_step"), [(2, 0), (3, 4), (32, 0)])
+def test_constant_memory_gradient_is_the_unrolled_one(stored: int, points_per_step: int) -> None:
     """In the images, the labels, the weights and the step size, with augmentation, for two chains."""
     problem = network_problem(augmentation=dsa(flippable=False))
     points = network_points(step_size=0.1)
     found = {}
     for gradient in ("constant-memory", "unrolled"):
-        method = Wasserstein(steps=7, chains=2, stored=stored, gradient=gradient)
+        method = Wasserstein(steps=7, chains=2, stored=stored, gradient=gradient, points_per_step=points_per_step)
         loss = method.loss(points, problem, Randomness.for_purpose(11))
         found[gradient] = (loss.value.detach(), gradients(loss.value, points))
     torch.testing.assert_close(found["constant-memory"][0], found["unrolled"][0], rtol=1e-12, atol=0)
     assert_same_gradients(found["constant-memory"][1], found["unrolled"][1])
+
+
+@given(steps=st.integers(1, 30), count=st.integers(1, 20), size=st.integers(0, 25), seed=st.integers(0, 100))
+def test_steps_that_see_a_part_of_the_points_see_all_in_turn(steps: int, count: int, size: int, seed: int) -> None:
+    subsets = network_problem().subsets(steps, count, size, Randomness.for_purpose(seed))
+    if size == 0 or size >= count:
+        assert subsets is None
+        return
+    assert subsets is not None
+    assert subsets.shape == (steps, size)
+    times = torch.bincount(subsets.flatten(), minlength=count)
+    assert int(times.max() - times.min()) <= 1
+
+
+def test_the_weights_of_a_part_sum_to_those_of_all_on_average() -> None:
+    """Three steps of two of six points see each point once, so that the mean of their weights' sums is exact."""
+    problem, points = network_problem(), network_points()
+    views = step_views(points, problem, 3, 2, Randomness.for_purpose(0))
+    sums = torch.stack([view(points).weights.sum() for view in views])
+    torch.testing.assert_close(sums.mean(), points.weights.sum())
 
 
 def test_differences_are_the_exact_gradient_where_no_unit_switches() -> None:

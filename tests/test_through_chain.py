@@ -56,11 +56,17 @@ def with_carried(points: Points, carried: Any) -> Points:
     return replace(points, carried=carried)
 
 
-@pytest.mark.parametrize("augment_real", [False, True])
-def test_exact_gradient_is_that_of_the_loss_by_finite_differences(augment_real: bool) -> None:
+@pytest.mark.parametrize(("augment_real", "points_per_step"), [(False, 0), (True, 4)])
+def test_exact_gradient_is_that_of_the_loss_by_finite_differences(augment_real: bool, points_per_step: int) -> None:
     """In the images, the labels, the weights and the step size, with augmentation."""
     problem = smooth_problem(dsa(flippable=False))
-    method = ThroughChain(steps=5, gradient="constant-memory", step_size_learning_rate=1.0, augment_real=augment_real)
+    method = ThroughChain(
+        steps=5,
+        gradient="constant-memory",
+        step_size_learning_rate=1.0,
+        augment_real=augment_real,
+        points_per_step=points_per_step,
+    )
     points = network_points(step_size=0.2)
 
     def value(at: Points) -> Tensor:

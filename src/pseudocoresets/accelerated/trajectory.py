@@ -4,8 +4,8 @@
     D_t[f]      = [f(theta_t + h lambda_{t+1}) - f(theta_t - h lambda_{t+1})] / (2 h)
     lambda_t    = lambda_{t+1} - eta D_t[g],     dL/dx_t = - eta D_t[grad_x U]
 
-and dL/dy like dL/dx, for soft labels. D_t is the derivative along lambda by central differences, exact to second order
-in h: two gradients a step in place of second derivatives, computed as one wide network.
+and dL/dy_t like dL/dx_t, for soft labels. D_t is the derivative along lambda by central differences, exact to second
+order in h: two gradients a step in place of second derivatives, computed as one wide network.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIGNS = (1.0, -1.0)
 
 
 class BlockAdjoint(NamedTuple):
-    """What one block of the adjoint gives: lambda before it, dL/dx_t for each of its steps, dL/deta and dL/dy."""
+    """What one block of the adjoint gives: lambda before it, dL/deta, and dL/dx_t and dL/dy_t for each of its steps."""
 
     costate: Tensor
     images: Tensor
@@ -60,10 +60,10 @@ class CapturedTrajectory:
         self._compact_probes = aligned_rows(1, double.size, device, dtype)[0]
         self._x = torch.zeros(steps, images, height, width, channels, device=device, dtype=dtype)
         self._dx = torch.zeros(steps, images, channels, height, width, device=device)
-        label_shape = (images, layout.classes) if soft_labels else (images,)
+        label_shape = (steps, images, layout.classes) if soft_labels else (steps, images)
         self._y = torch.zeros(label_shape, device=device, dtype=float32 if soft_labels else torch.int64)
         self._dy = torch.zeros_like(self._y) if soft_labels else None
-        self._factors = torch.zeros(images, device=device)
+        self._factors = torch.zeros(steps, images, device=device)
         self._energies = torch.zeros(images * len(SIGNS), device=device)
         self._rates, self._reach = torch.zeros(4, device=device), torch.ones((), device=device)
         self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
@@ -72,19 +72,22 @@ class CapturedTrajectory:
         self._difference = EnergyGradient(double, images, device, dtype, SIGNS)
         self._forwards, self._backwards = self._capture()
 
-    def set_points(self, y: Tensor, factors: Tensor, step_size: Tensor, decay: float) -> None:
-        """Labels, factors w_i / n, the step size eta (on the device) and the prior's decay."""
-        self._y.copy_(y)
-        self._factors.copy_(factors)
+    def set_rates(self, step_size: Tensor, decay: float) -> None:
+        """The step size eta (on the device) and the prior's decay."""
         self._rates.zero_()
         self._rates[0] = step_size.detach()
         self._rates[1] = decay
 
-    def forwards(self, start: Tensor, x: Tensor) -> Tensor:
-        """theta after a block from ``start`` on images (steps, images, channels, height, width)."""
+    def forwards(self, start: Tensor, x: Tensor, y: Tensor, factors: Tensor) -> Tensor:
+        """theta after a block from ``start`` on images (steps, images, channels, height, width).
+
+        Labels and factors w_i / n are those of each step's images, (steps, images) and the classes of soft labels.
+        """
         self._theta.copy_(start[self._layout.order])
         self._compact.copy_(self._theta)
         self._x.copy_(x.movedim(2, -1))
+        self._y.copy_(y)
+        self._factors.copy_(factors)
         self._forwards.replay()
         return self._path[-1][self._layout.inverse]
 
@@ -103,8 +106,8 @@ class CapturedTrajectory:
             self._theta,
             self._compact,
             self._images(step),
-            self._y,
-            self._factors,
+            self._y[step],
+            self._factors[step],
             self._gradient,
             self._energies,
         )
@@ -118,13 +121,13 @@ class CapturedTrajectory:
             self._probes,
             self._compact_probes,
             self._images(step),
-            self._y,
-            self._factors,
+            self._y[step],
+            self._factors[step],
             self._slopes,
             self._energies,
         )
         if self._dy is not None:
-            self._dy += self._difference.label_gradient()
+            self._dy[step] = self._difference.label_gradient()
         pull_back(theta, following, self._costate, self._reach, self._rates, self._slopes, self._places, self._dstep)
 
     def _images(self, step: int) -> Tensor:
@@ -138,8 +141,6 @@ class CapturedTrajectory:
 
     def _all_adjoint_steps(self) -> None:
         self._dstep.zero_()
-        if self._dy is not None:
-            self._dy.zero_()
         for step in reversed(range(self.steps)):
             self._adjoint_step(step)
 

@@ -3,8 +3,8 @@
     theta_{t+1} = theta_t - eta grad_theta U(theta_t; A_t x),      t = 0 .. k-1
     L           = L(theta_k)
 
-A_t is the augmentation of step t. With g_t = grad_theta U(theta_t; A_t x), the adjoint runs backwards from
-lambda_k = dL/dtheta_k:
+A_t is what step t sees: an augmentation of all points, or of a random part of them with their weights raised so that
+they sum to the same. With g_t = grad_theta U(theta_t; A_t x), the adjoint runs backwards from lambda_k = dL/dtheta_k:
 
     s_t       = < g_t, lambda_{t+1} >
     dL/dx    -= eta grad_x s_t
@@ -22,12 +22,12 @@ With a spacing h, s_t = [U(theta_t + h lambda_{t+1}) - U(theta_t - h lambda_{t+1
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.data.augmentation import Transformation
 from pseudocoresets.divergences.captured_matching import captured_matching
 from pseudocoresets.divergences.contrastive import STEP_SIZE
 from pseudocoresets.divergences.estimator import detached_leaves, learned_tensors, with_gradient
@@ -51,6 +51,26 @@ class Judgement(NamedTuple):
 
 
 Judge: TypeAlias = Callable[[Tensor], Judgement]
+View: TypeAlias = Callable[[Points], Points]
+"""What one step sees of the points."""
+
+
+def step_views(
+    points: Points, problem: Problem, steps: int, points_per_step: int, randomness: Randomness
+) -> list[View]:
+    """A view for each step: ``points_per_step`` of the points (0: all), each under its own augmentation."""
+    subsets = problem.subsets(steps, len(points.x), points_per_step, randomness)
+    return [_view(problem, None if subsets is None else subsets[t], len(points.x), randomness) for t in range(steps)]
+
+
+def _view(problem: Problem, subset: Tensor | None, count: int, randomness: Randomness) -> View:
+    augment = problem.transformation(count if subset is None else len(subset), randomness)
+    if subset is None:
+        return lambda points: replace(points, x=augment(points.x))
+    raised = count / len(subset)
+    return lambda points: replace(
+        points, x=augment(points.x[subset]), y=points.y[subset], weights=raised * points.weights[subset]
+    )
 
 
 def spacing_of_length(length: Tensor, costate: Tensor) -> Tensor:
@@ -63,23 +83,23 @@ def descend_by_adjoint(
     points: Points,
     problem: Problem,
     start: Tensor,
-    augmentations: Sequence[Transformation],
+    views: Sequence[View],
     judge: Judge,
     stored: int,
     recurrent: bool = True,
 ) -> Descent:
-    """One step for each augmentation from ``start`` (chains, parameters), and the judge's loss with its gradient.
+    """One step for each view from ``start`` (chains, parameters), and the judge's loss with its gradient.
 
     ``recurrent = False`` keeps lambda as it is at the end.
     """
     leaves = detached_leaves(points)
     wanted = learned_tensors(leaves)
-    trajectory = Trajectory(leaves.detached(), problem, augmentations, stored)
+    trajectory = Trajectory(leaves.detached(), problem, views, stored)
     end = trajectory.forwards(start)
     loss, costate, spacing = judge(end)
     gradients = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
     for t, theta in trajectory.backwards():
-        change = step_gradients(leaves, wanted, problem, augmentations[t], theta, costate, spacing)
+        change = step_gradients(leaves, wanted, problem, views[t], theta, costate, spacing)
         for name, gradient in change.learned.items():
             gradients[name] += gradient
         if recurrent:
@@ -88,12 +108,20 @@ def descend_by_adjoint(
 
 
 def descend_captured(
-    points: Points, problem: Problem, start: Tensor, steps: int, judge: Judge, randomness: Randomness
+    points: Points,
+    problem: Problem,
+    start: Tensor,
+    steps: int,
+    points_per_step: int,
+    judge: Judge,
+    randomness: Randomness,
 ) -> Descent | None:
     """The same by differences on the fast path, or None where it does not apply; the judge must give a spacing."""
     step_size = "extra." + STEP_SIZE
     wanted = learned_tensors(points)
-    captured = None if set(wanted) - {"x", "y", step_size} else captured_matching(points, problem, steps, randomness)
+    if set(wanted) - {"x", "y", step_size}:
+        return None
+    captured = captured_matching(points, problem, steps, points_per_step, randomness)
     if captured is None:
         return None
     trajectories = [captured.forwards(place) for place in start]
@@ -117,7 +145,7 @@ def step_gradients(
     leaves: Points,
     wanted: Mapping[str, Tensor],
     problem: Problem,
-    augment: Transformation,
+    view: View,
     theta: Tensor,
     costate: Tensor,
     spacing: Tensor | None,
@@ -129,10 +157,10 @@ def step_gradients(
     theta = theta.detach().requires_grad_()
     with torch.enable_grad():
         if spacing is None:
-            along = (potential_slope(leaves, problem, augment, theta) * costate).sum()
+            along = (potential_slope(leaves, problem, view, theta) * costate).sum()
         else:
             ends = torch.cat([theta + spacing * costate, theta - spacing * costate])
-            above, below = potentials(leaves, problem, augment, ends).chunk(2)
+            above, below = potentials(leaves, problem, view, ends).chunk(2)
             along = ((above - below) / (2 * spacing.squeeze(-1))).sum()
         moved = -leaves.extras[STEP_SIZE] * along
     found = torch.autograd.grad(moved, [theta, *wanted.values()], allow_unused=True, materialize_grads=True)
@@ -142,10 +170,10 @@ def step_gradients(
 class Trajectory:
     """The coreset's descent, whose positions can be had again from last to first without keeping them all."""
 
-    def __init__(self, points: Points, problem: Problem, augmentations: Sequence[Transformation], stored: int) -> None:
+    def __init__(self, points: Points, problem: Problem, views: Sequence[View], stored: int) -> None:
         self._points = points
         self._problem = problem
-        self._augmentations = augmentations
+        self._views = views
         self._stored = stored
         self._kept: list[Tensor] = []
         self.held = 0
@@ -153,13 +181,13 @@ class Trajectory:
 
     def forwards(self, start: Tensor) -> Tensor:
         """theta_k, keeping what ``backwards`` needs."""
-        last = len(self._augmentations)
+        last = len(self._views)
         self._kept = self._keep(start, 0, last)
         return self._run(self._kept[-1], self._places(0, last)[-1], last)
 
     def backwards(self) -> Iterator[tuple[int, Tensor]]:
         """(t, theta_t) for t = k - 1 .. 0, once."""
-        yield from self._unwind(self._kept, 0, len(self._augmentations))
+        yield from self._unwind(self._kept, 0, len(self._views))
 
     def _unwind(self, kept: list[Tensor], first: int, last: int) -> Iterator[tuple[int, Tensor]]:
         """(t, theta_t) for t = last - 1 .. first, from the positions at this stretch's places."""
@@ -193,18 +221,17 @@ class Trajectory:
         for t in range(first, last):
             theta = theta.detach().requires_grad_()
             with torch.enable_grad():
-                slope = potential_slope(self._points, self._problem, self._augmentations[t], theta, again=False)
+                slope = potential_slope(self._points, self._problem, self._views[t], theta, again=False)
             theta = (theta - self._points.extras[STEP_SIZE] * slope).detach()
         return theta
 
 
-def potential_slope(
-    points: Points, problem: Problem, augment: Transformation, theta: Tensor, again: bool = True
-) -> Tensor:
+def potential_slope(points: Points, problem: Problem, view: View, theta: Tensor, again: bool = True) -> Tensor:
     """grad_theta U(theta; A x), differentiable once more unless ``again`` is False."""
-    (slope,) = torch.autograd.grad(potentials(points, problem, augment, theta).sum(), theta, create_graph=again)
+    (slope,) = torch.autograd.grad(potentials(points, problem, view, theta).sum(), theta, create_graph=again)
     return slope
 
 
-def potentials(points: Points, problem: Problem, augment: Transformation, theta: Tensor) -> Tensor:
-    return problem.energy.potential(theta, augment(points.x), points.y, points.weights)
+def potentials(points: Points, problem: Problem, view: View, theta: Tensor) -> Tensor:
+    seen = view(points)
+    return problem.energy.potential(theta, seen.x, seen.y, seen.weights)

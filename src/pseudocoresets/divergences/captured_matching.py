@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,62 +19,84 @@ if TYPE_CHECKING:
     from pseudocoresets.accelerated.trajectory import CapturedTrajectory
 
 
+class Block(NamedTuple):
+    """What a block's steps see: which points (steps, count), None for all of them, and under which augmentation."""
+
+    subsets: Tensor | None
+    transformation: Transformation
+
+    def of(self, points: Tensor, steps: int) -> Tensor:
+        """Rows of ``points`` for each step: (steps, count, ...)."""
+        return points.expand(steps, *points.shape) if self.subsets is None else points[self.subsets]
+
+
 class CapturedMatching:
     """Descents on the points from several places, and the gradients of a function of their ends, added up.
 
     Only the positions between blocks are kept; a block is run again when its adjoint needs what lies inside.
     """
 
-    def __init__(self, x: Tensor, runner: CapturedTrajectory, blocks: Sequence[Transformation]) -> None:
+    def __init__(self, points: Points, factors: Tensor, runner: CapturedTrajectory, blocks: Sequence[Block]) -> None:
         self._runner = runner
         self._blocks = blocks
-        self._leaf = x.detach().requires_grad_()
+        self._factors = factors
+        self._x = points.x.detach().requires_grad_()
+        self._y = points.y.detach().requires_grad_(points.y.is_floating_point())
         self._run_from: Tensor | None = None
-        self._seen = self._leaf
-        self.image_gradient = torch.zeros_like(self._leaf)
-        self.step_size_gradient = torch.zeros((), device=self._leaf.device)
-        self.label_gradient: Tensor | None = None
+        self._seen, self._labels = self._x, self._y
+        self.image_gradient = torch.zeros_like(self._x)
+        self.label_gradient = torch.zeros_like(self._y) if self._y.requires_grad else None
         """Of soft labels; hard ones have none."""
+        self.step_size_gradient = torch.zeros((), device=self._x.device)
 
     def forwards(self, start: Tensor) -> list[Tensor]:
         """Positions (size,) before the first block, between blocks, and after the last."""
         positions = [start]
-        for block in range(len(self._blocks)):
+        for block in self._blocks:
             positions.append(self._run(positions[-1], block))
         return positions
 
     def backwards(self, positions: Sequence[Tensor], costate: Tensor, spacing: Tensor) -> None:
         """Add the gradients that belong to dL/dtheta_k = ``costate`` at the end of ``positions``."""
-        for block in reversed(range(len(self._blocks))):
-            if self._run_from is not positions[block]:
-                self._run(positions[block], block)
+        for place, block in reversed(list(zip(positions, self._blocks, strict=False))):
+            if self._run_from is not place:
+                self._run(place, block)
             adjoint = self._runner.backwards(costate, spacing)
-            (gradient,) = torch.autograd.grad(self._seen, self._leaf, adjoint.images)
-            self.image_gradient += gradient
+            self.image_gradient += torch.autograd.grad(self._seen, self._x, adjoint.images)[0]
+            if self.label_gradient is not None:
+                self.label_gradient += torch.autograd.grad(self._labels, self._y, adjoint.labels)[0]
             self.step_size_gradient += adjoint.step_size
-            if adjoint.labels is not None:
-                before = self.label_gradient
-                self.label_gradient = adjoint.labels if before is None else before + adjoint.labels
             costate = adjoint.costate
 
-    def _run(self, start: Tensor, block: int) -> Tensor:
+    def _run(self, start: Tensor, block: Block) -> Tensor:
+        steps = self._runner.steps
         with torch.enable_grad():
-            self._seen = self._blocks[block](self._leaf.expand(1, self._runner.steps, *self._leaf.shape))[0]
+            self._seen = block.transformation(block.of(self._x, steps)[None])[0]
+            self._labels = block.of(self._y, steps)
         self._run_from = start
-        return self._runner.forwards(start, self._seen.detach())
+        factors = block.of(self._factors, steps)
+        return self._runner.forwards(start, self._seen.detach(), self._labels.detach(), factors)
 
 
-def captured_matching(points: Points, problem: Problem, steps: int, randomness: Randomness) -> CapturedMatching | None:
-    """Matching over ``steps`` steps with augmentations drawn now, or None where the fast path does not apply."""
-    model, images = problem.energy.model, len(points.x)
-    if not isinstance(model, Classifier) or not points.x.is_cuda:
+def captured_matching(
+    points: Points, problem: Problem, steps: int, points_per_step: int, randomness: Randomness
+) -> CapturedMatching | None:
+    """Matching over ``steps`` steps with views drawn now, or None where the fast path does not apply."""
+    model, count = problem.energy.model, len(points.x)
+    if not isinstance(model, Classifier):
         return None
+    images = min(points_per_step or count, count)
     length = trajectory_block_length(steps, images)
     soft = points.y.is_floating_point()
     runner = problem.accelerator.trajectory_for(model.network, points.x.device, images, length, soft)
     if runner is None:
         return None
-    factors = points.weights.detach() / problem.energy.data_size
-    runner.set_points(points.y.detach(), factors, points.extras[STEP_SIZE], problem.decay(model))
-    blocks = [problem.block_transformation(length, images, randomness) for _ in range(steps // length)]
-    return CapturedMatching(points.x, runner, blocks)
+    runner.set_rates(points.extras[STEP_SIZE], problem.decay(model))
+    factors = points.weights.detach() * (count / images / problem.energy.data_size)
+    blocks = [_draw_block(problem, length, count, images, randomness) for _ in range(steps // length)]
+    return CapturedMatching(points, factors, runner, blocks)
+
+
+def _draw_block(problem: Problem, steps: int, count: int, images: int, randomness: Randomness) -> Block:
+    subsets = problem.subsets(steps, count, images, randomness)
+    return Block(subsets, problem.block_transformation(steps, images, randomness))

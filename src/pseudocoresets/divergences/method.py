@@ -149,6 +149,18 @@ class Problem:
         """One drawn augmentation for ``count`` points, or the identity."""
         return _identity if self.augmentation is None else self.augmentation.draw(count, randomness)
 
+    def subsets(self, steps: int, count: int, size: int, randomness: Randomness) -> Tensor | None:
+        """Which of ``count`` points each step sees, (steps, size): shuffled, then used up before shuffled again.
+
+        None where every step sees them all, which is what a ``size`` of 0 asks for.
+        """
+        if size == 0 or size >= count:
+            return None
+        shuffles = -(-steps * size // count)
+        device = randomness.device.device
+        order = torch.rand(shuffles, count, generator=randomness.device, device=device).argsort(1)
+        return order.flatten()[: steps * size].view(steps, size)
+
     def block_transformation(self, steps: int, count: int, randomness: Randomness) -> Transformation:
         """One drawn augmentation for each step of a block of points (1, steps, count, ...), or the identity."""
         return _identity if self.augmentation is None else self.augmentation.draw_steps(steps, count, randomness)

@@ -34,6 +34,7 @@ from pseudocoresets.divergences.adjoint import (
     descend_by_adjoint,
     descend_captured,
     spacing_of_length,
+    step_views,
 )
 from pseudocoresets.divergences.contrastive import STEP_SIZE
 from pseudocoresets.divergences.estimator import REAL_IMAGES_AT_ONCE, require_at_least
@@ -63,6 +64,8 @@ class ThroughChain:
     reach: float = 0.3
     augment_real: bool = False
     step_size_learning_rate: float = 0.0
+    points_per_step: int = 0
+    """How many of the points a step sees, chosen at random; 0: all of them."""
 
     def __post_init__(self) -> None:
         require_at_least(
@@ -73,6 +76,7 @@ class ThroughChain:
             batch_size=(self.batch_size, 1),
             stored=(self.stored, 2),
             step_size_learning_rate=(self.step_size_learning_rate, 0),
+            points_per_step=(self.points_per_step, 0),
         )
         if self.gradient not in GRADIENTS:
             raise InputError(f"The gradient must be one of {', '.join(GRADIENTS)}; got '{self.gradient}'.")
@@ -101,11 +105,11 @@ class ThroughChain:
         x, y = self._real_batch(problem, randomness)
         judge = partial(self._judge, problem, x, y, start)
         if self.gradient == "differences":
-            captured = descend_captured(points, problem, start, self.steps, judge, randomness)
+            captured = descend_captured(points, problem, start, self.steps, self.points_per_step, judge, randomness)
             if captured is not None:
                 return captured
-        augmentations = [problem.transformation(len(points.x), randomness) for _ in range(self.steps)]
-        return descend_by_adjoint(points, problem, start, augmentations, judge, self.stored)
+        views = step_views(points, problem, self.steps, self.points_per_step, randomness)
+        return descend_by_adjoint(points, problem, start, views, judge, self.stored)
 
     def _judge(self, problem: Problem, x: Tensor, y: Tensor, start: Tensor, end: Tensor) -> Judgement:
         loss, slope = real_slope(problem, end[0], x, y)

@@ -91,10 +91,14 @@ class Experts:
         last = last if latest_start is None else min(last, latest_start)
         picks = [(randomness.host.randrange(len(self)), randomness.host.randint(0, last)) for _ in range(count)]
         device = randomness.device.device
-        start = _on_device([self.snapshot(expert, epoch) for expert, epoch in picks], device)
+        first = [self.snapshot(expert, epoch) for expert, epoch in picks]
+        start = _on_device(first, device)
         if ahead == 0:
             return Draw(start, start)
-        return Draw(start, _on_device([self.snapshot(expert, epoch + ahead) for expert, epoch in picks], device))
+        later = [self.snapshot(expert, epoch + ahead) for expert, epoch in picks]
+        if any(_same(*pair) for pair in zip(first, later, strict=True)):
+            raise InputError("An expert did not move between the two snapshots; draw them further apart with 'ahead'.")
+        return Draw(start, _on_device(later, device))
 
 
 class StoredTrajectory:
@@ -213,6 +217,11 @@ def require_experts_for(experts: Experts, dataset: str, spec: NetworkSpec | None
             f"These experts are of the network '{experts.network.spec}', not '{spec}'; "
             "give the folder of experts of that network, or leave --network out."
         )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Equality, told from a few entries wherever they differ."""
+    return torch.equal(one[:64], other[:64]) and torch.equal(one, other)
 
 
 def _on_device(snapshots: list[Tensor], device: torch.device) -> Tensor:
