@@ -18,7 +18,8 @@ steps, with samples from the second half of that time. It is the choice of highe
 of at most 0.04, or that of the lowest ECE where there is none. With ``--test``, that choice is then judged on the test
 data, once.
 
-Experts are trained first and shared by all cells of a data set. cells.json is written after every job.
+Experts are trained first and shared by all cells of a data set. cells.json is written after every job. With
+``--earlier`` and the folder of an earlier run, jobs that it constructed in the same way are not constructed again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -55,6 +57,7 @@ SPACING = 20
 LENGTHS = (200, 300, 400, 600, 800, 1000)
 """Chains may stop after so many steps."""
 LARGEST_ECE = 0.04
+CONSTRUCTED = ("iterations", "points", "construct_seconds", "seconds_per_iteration", "peak_memory", "last", "curve")
 
 
 def plan_for(job: dict[str, Any], seed: int, expert_count: int, epochs: int) -> Plan:
@@ -129,9 +132,16 @@ class Workplace:
     """What the jobs share: data sets by name, and where experts and points lie."""
 
     def __init__(
-        self, data_dir: Path, folder: Path, expert_count: int, epochs: int, held_out: float, test: bool
+        self,
+        data_dir: Path,
+        folder: Path,
+        earlier: Path | None,
+        expert_count: int,
+        epochs: int,
+        held_out: float,
+        test: bool,
     ) -> None:
-        self._data_dir, self._folder = data_dir, folder
+        self._data_dir, self._folder, self._earlier = data_dir, folder, earlier
         self._expert_count, self._epochs = expert_count, epochs
         self._held_out, self._test = held_out, test
         self._data: dict[str, tuple[Dataset, Split]] = {}
@@ -169,6 +179,10 @@ class Workplace:
         row: dict[str, Any] = {"job": job, "seed": seed}
         if job["method"] == "random":
             coreset = control_coreset(plan, data, self._experts[job["dataset"]].network.spec, 0)
+        elif (before := self._constructed_before(job, seed)) is not None:
+            shutil.copy(self._earlier / before["points"], self._folder)
+            coreset = self._from_points(job, seed, plan, data)
+            row |= {key: before[key] for key in CONSTRUCTED}
         else:
             made, curve, plan = self._construct(job, seed, plan, data)
             coreset, tail = made.coreset, made.history[-50:]
@@ -221,10 +235,19 @@ class Workplace:
     def _initial(self, job: dict[str, Any], seed: int, plan: Plan, data: Dataset) -> Coreset | None:
         if "initial" not in job:
             return None
+        return self._from_points(job | {"label": job["initial"]}, seed, plan, data)
+
+    def _from_points(self, job: dict[str, Any], seed: int, plan: Plan, data: Dataset) -> Coreset:
         start = control_coreset(plan, data, self._experts[job["dataset"]].network.spec, 0)
-        points, _ = read_tensors(self._folder / f"{_name(job | {'label': job['initial']}, seed)}.safetensors")
-        labels = points["labels"].argmax(-1) if points["labels"].is_floating_point() else points["labels"]
-        return replace(start, images=points["images"].float(), labels=labels, method=job["method"], seed=seed)
+        points, _ = read_tensors(self._folder / f"{_name(job, seed)}.safetensors")
+        return replace(start, images=points["images"].float(), labels=points["labels"], method=job["method"], seed=seed)
+
+    def _constructed_before(self, job: dict[str, Any], seed: int) -> dict[str, Any] | None:
+        if self._earlier is None:
+            return None
+        rows = json.loads((self._earlier / "cells.json").read_text())["rows"]
+        made = (row for row in rows if row.get("seed") == seed and "points" in row)
+        return next((row for row in made if _construction(row["job"]) == _construction(job)), None)
 
     @staticmethod
     def _save_points(coreset: Coreset, path: Path) -> None:
@@ -254,6 +277,11 @@ def _figures(found: dict[str, Any]) -> str:
     return f"{accuracy:.1f}({single:.1f})/{found['nll']:.2f}/{found['ece']:.3f}"
 
 
+def _construction(job: dict[str, Any]) -> dict[str, Any]:
+    """What of a job decides its points."""
+    return {key: value for key, value in job.items() if key not in ("seeds", "sampling", "curve")}
+
+
 def _name(job: dict[str, Any], seed: int) -> str:
     label = job.get("label", job["method"])
     return f"{job['dataset']}-ipc{job['ipc']}-{label}-seed{seed}"
@@ -275,6 +303,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=Path, required=True)
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--earlier", type=Path)
+    parser.add_argument("--only", nargs=2, metavar=("DATASET", "IPC"), help="The jobs of one cell.")
     parser.add_argument("--experts", type=int, default=12)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--held-out", type=float, default=0.1)
@@ -283,9 +313,19 @@ def main() -> None:
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
     jobs = json.loads(options.jobs.read_text())
+    if options.only:
+        jobs = [job for job in jobs if [job["dataset"], str(job["ipc"])] == options.only]
     options.out.mkdir(parents=True, exist_ok=True)
     document: dict[str, Any] = {**provenance(), "held_out": options.held_out, "rows": []}
-    place = Workplace(options.data_dir, options.out, options.experts, options.epochs, options.held_out, options.test)
+    place = Workplace(
+        options.data_dir,
+        options.out,
+        options.earlier,
+        options.experts,
+        options.epochs,
+        options.held_out,
+        options.test,
+    )
 
     def report(row: dict[str, Any]) -> None:
         document["rows"].append(row)

@@ -239,10 +239,15 @@ class _Bench:
         return 1e3 * max(flops / self._flops, traffic / self._bandwidth)
 
     def _median(self, call: Callable[[], object], repeats: int) -> float:
-        """Median milliseconds of a call, after warm-up; on a GPU, of calls that follow one another without waiting."""
-        for _ in range(min(WARM_UP_ITERATIONS, repeats)):
+        """Median milliseconds of a call, after warm-up; on a GPU, of calls that follow one another without waiting.
+
+        There the warm-up is as long as the measurement: calls that run ahead of the device claim host memory at first.
+        """
+        on_gpu = self._device.type == "cuda"
+        for _ in range(repeats if on_gpu else min(WARM_UP_ITERATIONS, repeats)):
             call()
-        if self._device.type == "cuda":
+        if on_gpu:
+            self._wait()
             return self._median_on_gpu(call, repeats)
         times = []
         for _ in range(repeats):

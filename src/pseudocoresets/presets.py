@@ -37,6 +37,8 @@ class Preset:
     """Options by method name; a method that is not named uses its own defaults."""
     learning: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings of the construction by method name, where a method learns in another way than ``construction`` says."""
+    before: Mapping[str, str] = field(default_factory=dict)
+    """By method name, the method whose coreset it starts from; the others start from real images."""
 
     def construction_for(self, method: str) -> dict[str, Any]:
         return {**self.construction, **self.learning.get(method, {})}
@@ -112,7 +114,7 @@ def _quick(ipc: int) -> Preset:
 
 def _paper(dataset: str, ipc: int) -> Preset:
     learning = _authors_learning(ipc, MANY_CLASSES.get(dataset, CLASSES))
-    matched = {"optimiser": "adam", "learning_rate": 0.02 if ipc == 1 else 0.01, "averaging": AVERAGING}
+    matched = {"optimiser": "adam", "learning_rate": 0.02, "averaging": AVERAGING}
     rate = 50.0 if ipc == 1 else 200.0 if ipc <= 10 else 500.0
     if dataset in GREY:
         learning["fkl"] |= {"learning_rate": 100.0, "averaging": AVERAGING}
@@ -120,15 +122,23 @@ def _paper(dataset: str, ipc: int) -> Preset:
         expert_count=100,
         experts={"epochs": 50},
         construction={"iterations": 2000, "learning_rate": 100.0},
-        sampling={"steps": 1000, "step_size": 0.05, "temperature": 0.01},
+        sampling={"steps": 1000, "step_size": 0.1, "temperature": 0.01},
         method=_authors(ipc) | _far_reaching(ipc) | SMALL_POPULATIONS,
+        before={"bptt": "wasserstein"},
         learning={name: settings | {"iterations": 5000} for name, settings in learning.items()}
         | {
             "cd": {"learning_rate": rate, "momentum": 0.5, "temperature": 0.01, "averaging": AVERAGING},
             "wasserstein": matched,
             "cd-wasserstein": matched,
+            "bptt": _through_chain_learning(ipc),
         },
     )
+
+
+def _through_chain_learning(ipc: int) -> dict[str, Any]:
+    """The more the images, the less the gradient of a window says about each, and the slower they may move."""
+    rate = 0.005 if ipc == 1 else 0.003 if ipc <= 10 else 0.001
+    return {"optimiser": "adam", "learning_rate": rate, "averaging": AVERAGING, "temperature": 0.01, "iterations": 500}
 
 
 def _far_reaching(ipc: int) -> dict[str, dict[str, Any]]:
@@ -137,11 +147,14 @@ def _far_reaching(ipc: int) -> dict[str, dict[str, Any]]:
         chain: dict[str, Any] = {"steps": 80, "ahead": 4, "latest_start": 3, "step_size": 0.02}
         slow = {"step_size_learning_rate": 1e-6}
         contrast = {"ahead": 5, "latest_start": 2, "step_size": 0.03}
-        return {"cd": contrast, "wasserstein": chain | slow, "cd-wasserstein": chain | slow}
-    latest_start = 15 if ipc <= 10 else 22
-    chain = {"steps": 30 if ipc <= 10 else 40, "ahead": 2, "latest_start": latest_start, "step_size": 0.03}
+        through = {"steps": 40, "step_size": 0.05, "horizon": 400}
+        return {"cd": contrast, "wasserstein": chain | slow, "cd-wasserstein": chain | slow, "bptt": through}
+    latest_start = 15 if ipc <= 10 else 27
+    chain = {"steps": 30 if ipc <= 10 else 60, "ahead": 2, "latest_start": latest_start, "step_size": 0.03}
     contrast = {"ahead": 2, "latest_start": latest_start, "step_size": 0.02}
-    return {"cd": contrast, "wasserstein": chain, "cd-wasserstein": chain}
+    parts = {} if ipc <= 10 else {"points_per_step": 125}
+    through = {"steps": 30, "step_size": 0.05, "horizon": 500} | parts
+    return {"cd": contrast, "wasserstein": chain | parts, "cd-wasserstein": chain, "bptt": through}
 
 
 def _paired(ipc: int) -> dict[str, Any]:

@@ -273,9 +273,12 @@ class EnergyGradient:
             blocks.first_convolution_weight_gradient(x, self._dconvolved[0], gradient[first.weight], first.padding)
 
     def _image_gradient(self, compact: Tensor, x: Tensor) -> Tensor:
-        """Through the first convolution, after ``_backward``."""
+        """Through the first convolution, after ``_backward``: float32 (m, channels, height, width)."""
         first = self.layout.blocks[0]
-        return _convolution_backward(self._dconvolved[0], x, _kernel(compact, first), first.padding, 1, False)[0]
+        dx = torch.empty(x.shape, device=x.device)
+        weight = compact[first.weight].view(first.channels, 9 * first.inputs)
+        blocks.first_convolution_input_gradient(weight, self._dconvolved[0], dx, first.padding)
+        return dx
 
 
 def parameter_gradient(

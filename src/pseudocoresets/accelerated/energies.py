@@ -23,7 +23,7 @@ class ImageEnergies(torch.autograd.Function):
         for theta, row in zip(thetas, energies, strict=True):
             ordered = theta[layout.order]
             gradient = workspace.input_gradient(ordered, ordered.bfloat16(), compact_x, y, factors, row)
-            gradients.append(gradient.float())
+            gradients.append(gradient)
         ctx.save_for_backward(torch.stack(gradients))
         return energies.sum(1)
 
