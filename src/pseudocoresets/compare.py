@@ -149,7 +149,7 @@ def run_comparison(
     require_class_size(data.train, plan.construction.ipc)
     experts = experts_for(plan, data, experts_dir or folder / "experts", device, progress)
     runner = _CellRunner(folder, data, experts, device, progress)
-    control = {seed: runner.control(_seeded(plan, seed), seed) for seed in seeds}
+    control = {seed: runner.control(plan.with_seed(seed), seed) for seed in seeds}
     rows = [_row(CONTROL, plan, control, control)]
     for name, own in plans.items():
         rows.append(_method_row(name, own, seeds, runner, control))
@@ -170,7 +170,7 @@ def _method_row(name: str, plan: Plan, seeds: Sequence[int], runner: _CellRunner
     attempt = _Attempt({}, [])
     for seed in seeds:
         try:
-            attempt.cells[seed] = runner.cell(_seeded(plan, seed), seed)
+            attempt.cells[seed] = runner.cell(plan.with_seed(seed), seed)
         except Exception as error:
             attempt.failures.append(f"seed {seed} failed: {_reason(error)}")
             runner.record_failure(plan, seed)
@@ -206,7 +206,7 @@ class _CellRunner:
 
     def control(self, plan: Plan, seed: int) -> Cell:
         folder = make_folder(self._folder / "control" / f"seed{seed}")
-        plan = replace(plan, method="random", method_options={})
+        plan = replace(plan, method="random", method_options={}, before=None)
         return self._once(folder, plan, lambda: self._judge_control(plan))
 
     def record_failure(self, plan: Plan, seed: int) -> None:
@@ -245,10 +245,6 @@ class _CellRunner:
     def _judge_control(self, plan: Plan) -> dict[str, Any]:
         spec = self._experts.network.spec
         return judge_control(plan, self._data, spec, self._experts, self._device, self._progress).as_json()
-
-
-def _seeded(plan: Plan, seed: int) -> Plan:
-    return replace(plan, construction=replace(plan.construction, seed=seed), sampling=replace(plan.sampling, seed=seed))
 
 
 def _as_stored(plan: Plan) -> Any:

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -95,11 +95,15 @@ class Construction:
     """Bytes: allocated on the device, or resident on the host where there is none."""
     checkpoint: Path | None = None
     """Where a later process would find this construction; it stays until ``discard_checkpoint``."""
+    before: Construction | None = None
+    """The construction whose coreset this one started from, if it belongs to the same job."""
 
     def discard_checkpoint(self) -> None:
-        """Remove the checkpoint, once the coreset itself is safe."""
+        """Remove the checkpoint, and that of the construction before, once the coreset itself is safe."""
         if self.checkpoint is not None:
             self.checkpoint.unlink(missing_ok=True)
+        if self.before is not None:
+            self.before.discard_checkpoint()
 
 
 def construct(
@@ -164,7 +168,11 @@ def run_construction(
         raise InputError(f"The method '{name}' needs experts; train some with 'bpc experts'.")
     require_experts_for(experts, data.name)
     device = resolve_device(device)
-    start = initial or real_coreset(data, settings, experts.network.spec, name, configuration(method, settings))
+    recorded = configuration(method, settings)
+    if initial is None:
+        start = real_coreset(data, settings, experts.network.spec, name, recorded)
+    else:
+        start = _continued(initial, name, settings.seed, recorded)
     require_same_shape(start, data)
     problem = _problem(data, experts, settings, device)
     learner = Learner(start, method, settings, device)
@@ -207,6 +215,12 @@ def real_coreset(
         configuration=recorded or {"settings": asdict(settings)},
         flippable=data.flippable,
     )
+
+
+def _continued(initial: Coreset, method: str, seed: int, recorded: Mapping[str, Any]) -> Coreset:
+    """The points of ``initial`` as the start of another construction, which remembers how they were made."""
+    origin = {"method": initial.method, "configuration": dict(initial.configuration)}
+    return replace(initial, method=method, seed=seed, configuration={**recorded, "initial": origin})
 
 
 def configuration(method: Method, settings: ConstructionSettings) -> dict[str, Any]:

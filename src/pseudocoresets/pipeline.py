@@ -36,6 +36,15 @@ CONTROL_DRAWS = 5
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A construction that comes before a plan's own, which starts from its coreset."""
+
+    method: str
+    method_options: Mapping[str, Any]
+    construction: ConstructionSettings
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything that decides the outcome of a run."""
 
@@ -49,9 +58,22 @@ class Plan:
     sampling: SamplingSettings
     method_options: Mapping[str, Any]
     control_draws: int = CONTROL_DRAWS
+    before: Stage | None = None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def with_seed(self, seed: int) -> Plan:
+        """The same plan with its constructions and samples drawn anew; the experts stay."""
+        before = self.before
+        if before is not None:
+            before = replace(before, construction=replace(before.construction, seed=seed))
+        return replace(
+            self,
+            construction=replace(self.construction, seed=seed),
+            sampling=replace(self.sampling, seed=seed),
+            before=before,
+        )
 
 
 @dataclass(frozen=True)
@@ -125,6 +147,7 @@ def make_coreset(
     if plan.method in SELECTIONS:
         chosen = real_coreset(data, plan.construction, experts.network.spec, plan.method)
         return Construction(chosen, chosen, [])
+    before = None if plan.before is None else _make_before(plan.before, data, experts, folder, device, progress)
     made = run_construction(
         data,
         experts,
@@ -133,12 +156,31 @@ def make_coreset(
         plan.construction,
         checkpoint=folder / "construction.checkpoint",
         rescue=folder / "last-good.safetensors",
+        initial=None if before is None else before.coreset,
         device=device,
         progress=progress,
     )
+    made = replace(made, before=before)
     if not keep_checkpoint:
         made.discard_checkpoint()
     return made
+
+
+def _make_before(
+    stage: Stage, data: Dataset, experts: Experts, folder: Path, device: torch.device, progress: Progress
+) -> Construction:
+    """The stage's construction; its checkpoint, even when it is done, is what a later process goes on from."""
+    return run_construction(
+        data,
+        experts,
+        stage.method,
+        build_method(stage.method, stage.method_options),
+        stage.construction,
+        checkpoint=folder / "before.checkpoint",
+        rescue=folder / "last-good.safetensors",
+        device=device,
+        progress=progress,
+    )
 
 
 def judge(

@@ -12,10 +12,12 @@ from pseudocoresets.errors import InputError
 from pseudocoresets.experts import ExpertSettings
 from pseudocoresets.inference import PROTOCOLS, SAMPLERS, SamplingSettings
 from pseudocoresets.networks import NETWORKS, parse_name
-from pseudocoresets.pipeline import Plan
-from pseudocoresets.presets import preset_for
+from pseudocoresets.pipeline import Plan, Stage
+from pseudocoresets.presets import Preset, preset_for
 from pseudocoresets.registry import Registry
 from pseudocoresets.selection import SELECTIONS
+
+SHARED_BY_STAGES = ("ipc", "seed", "initialisation", "augment", "weights", "prior_scale")
 
 
 def make_plan(
@@ -46,6 +48,7 @@ def make_plan(
     if method not in SELECTIONS:
         build_method(method, options)
     initialisation = {"initialisation": method} if method in SELECTIONS else {}
+    own = {**(construction or {}), "ipc": ipc, "seed": seed}
     return Plan(
         dataset=dataset,
         method=method,
@@ -53,18 +56,21 @@ def make_plan(
         protocol=protocol,
         expert_count=chosen.expert_count if expert_count is None else expert_count,
         experts=ExpertSettings(**{**chosen.experts, **(experts or {}), "seed": seed}),
-        construction=ConstructionSettings(
-            **{
-                **chosen.construction_for(method),
-                **initialisation,
-                **(construction or {}),
-                "ipc": ipc,
-                "seed": seed,
-            }
-        ),
+        construction=ConstructionSettings(**{**chosen.construction_for(method), **initialisation, **own}),
         sampling=SamplingSettings(**{**chosen.sampling, **(sampling or {}), "sampler": sampler, "seed": seed}),
         method_options=options,
+        before=_stage_before(method, chosen, own),
     )
+
+
+def _stage_before(method: str, preset: Preset, own: Mapping[str, Any]) -> Stage | None:
+    """What the preset puts before the method, with the settings that say what is to be made, not how it is learned."""
+    name = preset.before.get(method)
+    if name is None:
+        return None
+    shared = {key: value for key, value in own.items() if key in SHARED_BY_STAGES}
+    settings = ConstructionSettings(**{**preset.construction_for(name), **shared})
+    return Stage(name, preset.method_options(name), settings)
 
 
 def known_dataset(name: str) -> None:

@@ -1,0 +1,110 @@
+"""Plans of two stages: the second construction starts from the coreset of the first, whatever interrupts them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pseudocoresets.commands.planning import make_plan
+from pseudocoresets.construct import Construction
+from pseudocoresets.data import load_dataset
+from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.divergences import Loss, ThroughChain, Wasserstein
+from pseudocoresets.experts import Experts, train_experts
+from pseudocoresets.pipeline import Plan, make_coreset
+from pseudocoresets.progress import Silent
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_dataset("digits")
+
+
+@pytest.fixture(scope="module")
+def experts(digits: Dataset) -> Experts:
+    return train_experts(digits, "mlp:width=16", 2, epochs=6, device="cpu")
+
+
+@pytest.fixture
+def plan() -> Plan:
+    full = make_plan(
+        dataset="digits",
+        method="bptt",
+        network="mlp:width=16",
+        ipc=1,
+        protocol="cold",
+        sampler="langevin",
+        preset="paper",
+        seed=3,
+        construction={"iterations": 4},
+        method_options={"steps": 3, "batch_size": 32},
+    )
+    assert full.before is not None
+    settings = replace(full.before.construction, iterations=3)
+    return replace(full, before=replace(full.before, method_options={"steps": 4}, construction=settings))
+
+
+def made_in(folder: Path, plan: Plan, digits: Dataset, experts: Experts) -> Construction:
+    folder.mkdir(exist_ok=True)
+    return make_coreset(plan, digits, experts, folder, CPU, Silent(), keep_checkpoint=True)
+
+
+def test_a_preset_names_what_comes_before_and_gives_it_what_is_to_be_made(plan: Plan) -> None:
+    assert plan.before is not None
+    assert plan.before.method == "wasserstein"
+    assert (plan.before.construction.ipc, plan.before.construction.seed) == (1, 3)
+    assert plan.with_seed(5).before.construction.seed == 5  # type: ignore[union-attr]
+    single = make_plan(
+        dataset="digits",
+        method="wasserstein",
+        network="mlp",
+        ipc=1,
+        protocol="cold",
+        sampler="langevin",
+        preset="paper",
+        seed=0,
+    )
+    assert single.before is None
+
+
+def test_the_second_stage_starts_where_the_first_ended(
+    plan: Plan, digits: Dataset, experts: Experts, tmp_path: Path
+) -> None:
+    made = made_in(tmp_path, plan, digits, experts)
+    assert made.before is not None
+    assert torch.equal(made.initial.images, made.before.coreset.images)
+    assert not torch.equal(made.coreset.images, made.initial.images)
+    assert made.coreset.method == "bptt"
+    assert made.coreset.configuration["initial"]["method"] == "wasserstein"
+    made.discard_checkpoint()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_second_stage_that_was_interrupted_goes_on_without_the_first(
+    plan: Plan, digits: Dataset, experts: Experts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = made_in(tmp_path / "whole", plan, digits, experts)
+    folder, first, second = tmp_path / "interrupted", Wasserstein.loss, ThroughChain.loss
+    losses: list[str] = []
+
+    def counted(self: Wasserstein, *details: Any) -> Loss:
+        losses.append("wasserstein")
+        return first(self, *details)
+
+    def interrupted(self: ThroughChain, *details: Any) -> Loss:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Wasserstein, "loss", counted)
+    monkeypatch.setattr(ThroughChain, "loss", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made_in(folder, plan, digits, experts)
+    monkeypatch.setattr(ThroughChain, "loss", second)
+    again = made_in(folder, plan, digits, experts)
+    assert losses == ["wasserstein"] * 3
+    assert torch.equal(again.coreset.images, whole.coreset.images)
