@@ -324,7 +324,8 @@ def _convolution_block(channels: int) -> int:
 
 def _channel_block(images: int, channels: int, pooled_side: int) -> int:
     """Channels a program holds: enough programs to fill the chip, few enough values to stay in registers."""
-    most = 8 if images * channels < 16 * 512 or pooled_side >= 32 else 32 if pooled_side == 16 else 16
+    values = images * channels
+    most = 8 if values < 8192 or pooled_side >= 32 else 32 if values >= 32768 and pooled_side == 16 else 16
     return min(most, channels & -channels)
 
 
