@@ -46,7 +46,6 @@ from pseudocoresets.data import Dataset, Split, load_dataset
 from pseudocoresets.devices import resolve_device
 from pseudocoresets.evaluation.metrics import all_metrics
 from pseudocoresets.experts import Experts, load_experts
-from pseudocoresets.files import read_tensors, write_tensors
 from pseudocoresets.inference import PosteriorSamples, SamplingSettings, sample_posterior
 from pseudocoresets.pipeline import Plan, control_coreset, experts_for
 from pseudocoresets.progress import Silent
@@ -57,7 +56,7 @@ SPACING = 20
 LENGTHS = (200, 300, 400, 600, 800, 1000)
 """Chains may stop after so many steps."""
 LARGEST_ECE = 0.04
-CONSTRUCTED = ("iterations", "points", "construct_seconds", "seconds_per_iteration", "peak_memory", "last", "curve")
+CONSTRUCTED = ("iterations", "coreset", "construct_seconds", "seconds_per_iteration", "peak_memory", "last", "curve")
 
 
 def plan_for(job: dict[str, Any], seed: int, expert_count: int, epochs: int) -> Plan:
@@ -180,15 +179,15 @@ class Workplace:
         if job["method"] == "random":
             coreset = control_coreset(plan, data, self._experts[job["dataset"]].network.spec, 0)
         elif (before := self._constructed_before(job, seed)) is not None:
-            shutil.copy(self._earlier / before["points"], self._folder)
-            coreset = self._from_points(job, seed, plan, data)
+            shutil.copy(self._earlier / before["coreset"], self._folder)
+            coreset = self._saved(job, seed, data)
             row |= {key: before[key] for key in CONSTRUCTED}
         else:
             made, curve, plan = self._construct(job, seed, plan, data)
             coreset, tail = made.coreset, made.history[-50:]
             row |= {
                 "iterations": plan.construction.iterations,
-                "points": f"{_name(job, seed)}.safetensors",
+                "coreset": f"{_name(job, seed)}.safetensors",
                 "construct_seconds": _since(began),
                 "seconds_per_iteration": made.seconds_per_iteration,
                 "peak_memory": made.peak_memory,
@@ -207,7 +206,7 @@ class Workplace:
         self, job: dict[str, Any], seed: int, plan: Plan, data: Dataset
     ) -> tuple[Construction, list[dict[str, Any]], Plan]:
         began = time.monotonic()
-        initial = self._initial(job, seed, plan, data)
+        initial = self._saved(job | {"label": job["initial"]}, seed, data) if "initial" in job else None
         most = job.get("iterations", plan.construction.iterations)
         part = job.get("every", most)
         curve: list[dict[str, Any]] = []
@@ -229,31 +228,18 @@ class Workplace:
                 chosen = best(list(choices(made.coreset, plan.sampling, [{}], data.test)))
                 curve.append({"iterations": iterations, **chosen.as_json()})
         made.discard_checkpoint()
-        self._save_points(made.coreset, self._folder / f"{_name(job, seed)}.safetensors")
+        made.coreset.save(self._folder / f"{_name(job, seed)}.safetensors", compact=True)
         return made, curve, plan
 
-    def _initial(self, job: dict[str, Any], seed: int, plan: Plan, data: Dataset) -> Coreset | None:
-        if "initial" not in job:
-            return None
-        return self._from_points(job | {"label": job["initial"]}, seed, plan, data)
-
-    def _from_points(self, job: dict[str, Any], seed: int, plan: Plan, data: Dataset) -> Coreset:
-        start = control_coreset(plan, data, self._experts[job["dataset"]].network.spec, 0)
-        points, _ = read_tensors(self._folder / f"{_name(job, seed)}.safetensors")
-        return replace(start, images=points["images"].float(), labels=points["labels"], method=job["method"], seed=seed)
+    def _saved(self, job: dict[str, Any], seed: int, data: Dataset) -> Coreset:
+        return replace(Coreset.load(self._folder / f"{_name(job, seed)}.safetensors"), transform=data.transform)
 
     def _constructed_before(self, job: dict[str, Any], seed: int) -> dict[str, Any] | None:
         if self._earlier is None:
             return None
         rows = json.loads((self._earlier / "cells.json").read_text())["rows"]
-        made = (row for row in rows if row.get("seed") == seed and "points" in row)
+        made = (row for row in rows if row.get("seed") == seed and "coreset" in row)
         return next((row for row in made if _construction(row["job"]) == _construction(job)), None)
-
-    @staticmethod
-    def _save_points(coreset: Coreset, path: Path) -> None:
-        """Without the whitening, which is larger than all of them and can be fitted again."""
-        tensors = {"images": coreset.images.half(), "labels": coreset.labels, "weights": coreset.weights}
-        write_tensors(path, tensors, {"source": coreset.source, "method": coreset.method})
 
 
 def summary(row: dict[str, Any]) -> str:

@@ -98,7 +98,7 @@ def construct(
             checkpoint=_beside(out, ".checkpoint"),
             checkpoint_seconds=checkpoint_seconds,
             rescue=_beside(out, ".last-good.safetensors"),
-            initial=None if initial is None else Coreset.load(initial),
+            initial=None if initial is None else Coreset.load(initial, data_dir=data_dir),
             device=device,
             progress=for_stream(),
         )

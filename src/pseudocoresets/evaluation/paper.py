@@ -23,6 +23,16 @@ def paper_figure(dataset: str, ipc: int, method: str, metric: str) -> float | No
     return value / 100 if metric == "accuracy" else value
 
 
+def best_paper_accuracy(dataset: str, ipc: int) -> float | None:
+    """The highest mean accuracy that the paper reports for a cell by any method, as a fraction."""
+    found = [
+        value
+        for (name, size, _, metric), value in _figures().items()
+        if (name, size, metric) == (dataset, ipc, "accuracy")
+    ]
+    return max(found) / 100 if found else None
+
+
 @cache
 def _figures() -> dict[tuple[str, int, str, str], float]:
     text = files("pseudocoresets.evaluation").joinpath("paper_figures.csv").read_text(encoding="utf-8")
