@@ -133,7 +133,7 @@ def continuing(method: ThroughChain, restart: bool = False) -> Randomness:
     for seed in range(1000):
         host = Randomness.for_purpose(seed).host
         host.randrange(method.chains)
-        if (host.random() < method.steps / method.horizon) == restart:
+        if (host.random() < method.steps / (method.horizon - method.burn_in)) == restart:
             return Randomness.for_purpose(seed)
     raise AssertionError("no such seed")
 
@@ -204,6 +204,101 @@ def test_chains_start_cold_and_apart() -> None:
     assert 0.05 < float(loss.carried[POOL].std()) < 1.0
 
 
+# Burn-in, and ages.
+
+
+def plain_run(start: Tensor, problem: Problem, points: Points, steps: int, step_size: float) -> Tensor:
+    """theta <- theta - eta grad U(theta), spelt out."""
+    for _ in range(steps):
+        theta = start.detach().requires_grad_()
+        potential = problem.energy.potential(theta, points.x, points.y, points.weights).sum()
+        start = (theta - step_size * torch.autograd.grad(potential, theta)[0]).detach()
+    return start
+
+
+@pytest.mark.parametrize("learned_step_size", [False, True])
+def test_a_restarted_chain_is_burn_in_and_window_from_its_initialisation(learned_step_size: bool) -> None:
+    """The start is drawn as without burn-in, and the step size is the learned one where there is one."""
+    problem = smooth_problem()
+    points = network_points(learned=False, **({"step_size": 0.3} if learned_step_size else {}))
+    cold, warm = (ThroughChain(steps=4, burn_in=b, chains=1, step_size=0.2, horizon=b + 4) for b in (0, 7))
+    far = {POOL: torch.full((1, smooth_network().size), 100.0, dtype=DOUBLE)}
+    ends = [m.loss(with_carried(points, far), problem, continuing(m, restart=True)).carried[POOL] for m in (cold, warm)]
+    expected = plain_run(ends[0], problem, points, 7, 0.3 if learned_step_size else 0.2)
+    torch.testing.assert_close(ends[1], expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_chain_that_goes_on_takes_no_burn_in() -> None:
+    problem, points = smooth_problem(), network_points(learned=False)
+    method = ThroughChain(steps=4, burn_in=7, chains=1, step_size=0.2, horizon=400)
+    start = smooth_network().initialise(5, 1).to(DOUBLE)
+    end = method.loss(with_carried(points, {POOL: start}), problem, continuing(method)).carried[POOL]
+    torch.testing.assert_close(end, plain_run(start, problem, points, 4, 0.2), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_first_pool_has_its_ages(spread: bool) -> None:
+    """Each place that the first iteration leaves alone is a plain run of as many steps from the same cold start."""
+    problem, points = smooth_problem(), network_points(learned=False)
+    cold = ThroughChain(steps=3, chains=4, step_size=0.2, horizon=30)
+    method = replace(cold, burn_in=5, spread=spread)
+    seed = Randomness.for_purpose(2).host.getrandbits(63)
+    starts = smooth_network().initialise(seed, 4).to(DOUBLE)
+    pool = method.loss(points, problem, Randomness.for_purpose(2)).carried[POOL]
+    agreeing = 0
+    for place, start, age in zip(pool, starts, method.first_ages(), strict=True):
+        expected = plain_run(start[None], problem, points, age, 0.2)[0]
+        agreeing += int(torch.allclose(place, expected, rtol=1e-11, atol=1e-13))
+    assert agreeing == 3
+    assert len(set(method.first_ages())) == (4 if spread else 1)
+
+
+def test_spread_ages_are_those_of_the_long_run() -> None:
+    """Many chains that age by windows and restart with the method's probability have the same quantiles."""
+    method = ThroughChain(steps=3, chains=400, horizon=50, burn_in=20, spread=True)
+    ages = torch.tensor(method.first_ages(), dtype=DOUBLE)
+    assert float(ages.min()) == 23
+    # Mid-quantiles of a geometric law: what is missing of the mean is the last half-interval's tail, of order 1 / 400.
+    assert float(ages.mean()) == pytest.approx(50, abs=0.5)
+    host, simulated = Randomness.for_purpose(0).host, []
+    age = 20
+    for _ in range(20_000):
+        age = 3 + (20 if host.random() < 3 / (50 - 20) else age)
+        simulated.append(float(age))
+    # Successive ages of a chain are correlated over 1 / p = 10 windows: about 20 000 / 20 independent ones.
+    share = (torch.tensor(simulated) <= 41).double().mean()
+    expected = (ages <= 41).double().mean()
+    assert float(share) == pytest.approx(float(expected), abs=4 * 0.5 / 1000**0.5)
+
+
+def test_ages_where_every_window_restarts() -> None:
+    assert ThroughChain(steps=5, burn_in=10, horizon=15, chains=3, spread=True).first_ages() == [15, 15, 15]
+
+
+# Windows that count the same.
+
+
+def test_equal_weight_has_a_gradient_of_norm_one_over_the_images_and_the_same_direction_in_all() -> None:
+    problem, points = smooth_problem(), network_points(step_size=0.2)
+    method = ThroughChain(steps=3, step_size_learning_rate=1.0)
+    raw = method.loss(points, problem, Randomness.for_purpose(0))
+    equal = replace(method, equal_weight=True).loss(points, problem, Randomness.for_purpose(0))
+    before, after = gradients(raw.value, points), gradients(equal.value, points)
+    assert float(after["x"].norm()) == pytest.approx(1, rel=1e-12)
+    for name, gradient in before.items():
+        torch.testing.assert_close(after[name], gradient / before["x"].norm(), rtol=1e-12, atol=0)
+    assert torch.equal(equal.value, raw.value)
+    assert torch.equal(equal.carried[POOL], raw.carried[POOL])
+
+
+def test_equal_weight_of_images_that_are_not_learned_is_the_plain_loss() -> None:
+    points = network_points(learned=False)
+    method = ThroughChain(steps=2, equal_weight=True)
+    loss = method.loss(points, smooth_problem(), Randomness.for_purpose(0))
+    plain = replace(method, equal_weight=False).loss(points, smooth_problem(), Randomness.for_purpose(0))
+    assert torch.equal(loss.value, plain.value)
+
+
 # In a construction.
 
 OPTIONS: dict[str, Any] = {"steps": 10, "horizon": 100, "chains": 3, "batch_size": 128, "step_size": 0.2}
@@ -227,11 +322,12 @@ def construct(digits: Dataset, experts: Experts, method: ThroughChain, iteration
     return run_construction(digits, experts, "bptt", method, settings, device="cpu", **places)
 
 
+@pytest.mark.parametrize("aged", [{}, {"burn_in": 4, "spread": True, "equal_weight": True}])
 def test_an_interrupted_construction_goes_on_with_the_same_chains(
-    digits: Dataset, experts: Experts, tmp_path: Path
+    digits: Dataset, experts: Experts, tmp_path: Path, aged: dict[str, Any]
 ) -> None:
     """Interrupted between two checks, it returns to the chains of the last one; the end is the same to the bit."""
-    options = OPTIONS | {"steps": 3, "horizon": 30, "step_size_learning_rate": 1e-4}
+    options = OPTIONS | {"steps": 3, "horizon": 30, "step_size_learning_rate": 1e-4} | aged
     whole = construct(digits, experts, Interrupted(**options), 25)
     checkpoint = tmp_path / "checkpoint"
     interrupted = Interrupted(**options, at=15)
@@ -282,7 +378,16 @@ def test_construction_beats_its_start(digits: Dataset, experts: Experts) -> None
 
 @pytest.mark.parametrize(
     "options",
-    [{"steps": 0}, {"horizon": 10}, {"chains": 0}, {"batch_size": 0}, {"gradient": "detached"}, {"reach": 0.0}],
+    [
+        {"steps": 0},
+        {"horizon": 10},
+        {"burn_in": -1},
+        {"burn_in": 370},
+        {"chains": 0},
+        {"batch_size": 0},
+        {"gradient": "detached"},
+        {"reach": 0.0},
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError):

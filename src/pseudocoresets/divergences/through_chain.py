@@ -13,13 +13,25 @@ h lambda_W has ``reach`` times the length of the window's own path theta_W - the
 It is the truncated backpropagation through training of dataset distillation (RaT-BPTT, Feng et al. 2023), which runs a
 network from its initialisation to a random step and differentiates the last W. Here chains persist instead: a pool of
 ``chains`` places is carried from one iteration to the next. Each iteration picks one at random, restarts it from the
-network's random initialisation with probability W / ``horizon``, and leaves it at theta_W. Chains then have geometric
-ages of mean ``horizon`` steps, which should be that of the posterior sampler, at a cost of W steps an iteration. As in
-persistent contrastive divergence, the steps before the window were taken on earlier points.
+network's random initialisation with a probability p, and leaves it at theta_W. As in persistent contrastive
+divergence, the steps before the window were taken on earlier points.
+
+A restarted chain first takes B = ``burn_in`` steps on the present points, which no gradient sees. A window that is the
+k-th since the restart ends at age B + k W, and k is geometric, P(k) = p (1 - p)^(k-1), of mean 1 / p. With
+
+    p = W / (horizon - B)
+
+windows end at ages of mean ``horizon``, which should be that of the posterior sampler, and none below B + W. An
+iteration costs p B plain steps beside its window. The pool that the first iteration finds is B steps old; with
+``spread`` its places have the ages of the long run, chain i = 0 .. C-1 the quantile (i + 1/2) / C of B + k W.
+
+A window soon after a restart starts at a large energy and has a large gradient. With ``equal_weight`` each window's
+gradient, in everything that is learned, is divided by its norm over the images, so that all ages count the same.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,7 +49,13 @@ from pseudocoresets.divergences.adjoint import (
     step_views,
 )
 from pseudocoresets.divergences.contrastive import STEP_SIZE
-from pseudocoresets.divergences.estimator import REAL_IMAGES_AT_ONCE, require_at_least
+from pseudocoresets.divergences.estimator import (
+    REAL_IMAGES_AT_ONCE,
+    descend,
+    learned_tensors,
+    require_at_least,
+    with_gradient,
+)
 from pseudocoresets.divergences.method import Extra, Loss, Points, Problem
 from pseudocoresets.energy import Classifier
 from pseudocoresets.errors import InputError
@@ -65,13 +83,20 @@ class ThroughChain:
     augment_real: bool = False
     step_size_learning_rate: float = 0.0
     points_per_step: int = 0
-    """How many of the points a step sees, chosen at random; 0: all of them."""
+    """How many of the points a step of a window sees, chosen at random; 0: all of them."""
+    burn_in: int = 0
+    """Steps on all points that a chain takes after a restart before its first window."""
+    spread: bool = False
+    """Whether the first pool has the ages of the long run rather than all the same."""
+    equal_weight: bool = False
+    """Whether each window's gradient is divided by its norm over the images."""
 
     def __post_init__(self) -> None:
         require_at_least(
             "The method 'bptt'",
             steps=(self.steps, 1),
-            horizon=(self.horizon, self.steps),
+            burn_in=(self.burn_in, 0),
+            horizon=(self.horizon, self.burn_in + self.steps),
             chains=(self.chains, 1),
             batch_size=(self.batch_size, 1),
             stored=(self.stored, 2),
@@ -92,13 +117,15 @@ class ThroughChain:
         pool = self._pool(points, problem, randomness)
         chosen = randomness.host.randrange(self.chains)
         start = pool[chosen : chosen + 1]
-        if randomness.host.random() * self.horizon < self.steps:
-            start = _cold_start(problem, 1, points.x, randomness)
+        if randomness.host.random() < self._restart_probability:
+            fresh = _cold_start(problem, 1, points.x, randomness)
+            start = self._aged(points, problem, fresh, self.burn_in, randomness)
         descent = self.descend(self._with_step_size(points), problem, start, randomness)
         pool = pool.clone()
         pool[chosen] = descent.end[0]
         terms = {STEP_SIZE: points.extras[STEP_SIZE].detach()} if STEP_SIZE in points.extras else {}
-        return Loss(descent.loss, terms, {POOL: pool})
+        value = _of_unit_gradient(descent.loss, points) if self.equal_weight else descent.loss
+        return Loss(value, terms, {POOL: pool})
 
     def descend(self, points: Points, problem: Problem, start: Tensor, randomness: Randomness) -> Descent:
         """The window's steps from ``start`` (1, parameters), and the loss of a batch of real data at their end."""
@@ -120,7 +147,34 @@ class ThroughChain:
 
     def _pool(self, points: Points, problem: Problem, randomness: Randomness) -> Tensor:
         carried = points.carried.get(POOL)
-        return _cold_start(problem, self.chains, points.x, randomness) if carried is None else carried
+        if carried is not None:
+            return carried
+        cold = _cold_start(problem, self.chains, points.x, randomness).split(1)
+        ages = self.first_ages()
+        return torch.cat([self._aged(points, problem, *each, randomness) for each in zip(cold, ages, strict=True)])
+
+    def first_ages(self) -> list[int]:
+        """The ages, in steps, of the places in the pool that the first iteration finds."""
+        if not self.spread:
+            return [self.burn_in] * self.chains
+        quantiles = [(chain + 0.5) / self.chains for chain in range(self.chains)]
+        windows = [_geometric_quantile(quantile, self._restart_probability) for quantile in quantiles]
+        return [self.burn_in + count * self.steps for count in windows]
+
+    @property
+    def _restart_probability(self) -> float:
+        return self.steps / (self.horizon - self.burn_in)
+
+    def _aged(self, points: Points, problem: Problem, start: Tensor, age: int, randomness: Randomness) -> Tensor:
+        """Where a chain of age 0 is after its burn-in and as many windows' steps as make up its age; no graph.
+
+        It runs in pieces of these two lengths only, so that a device captures no more than two kinds.
+        """
+        learned = points.extras.get(STEP_SIZE)
+        step_size = self.step_size if learned is None else float(learned.detach())
+        for steps in [self.burn_in, *[self.steps] * ((age - self.burn_in) // self.steps)]:
+            start = descend(points, problem, start, steps, step_size, randomness)
+        return start
 
     def _with_step_size(self, points: Points) -> Points:
         if STEP_SIZE in points.extras:
@@ -132,6 +186,25 @@ class ThroughChain:
             raise InputError("The method 'bptt' needs the real data; give it to the problem.")
         x, y = problem.real_data().batch(self.batch_size, randomness)
         return (problem.transformation(len(x), randomness)(x) if self.augment_real else x), y
+
+
+def _geometric_quantile(quantile: float, probability: float) -> int:
+    """The smallest k >= 1 with 1 - (1 - p)^k >= quantile."""
+    if probability >= 1:
+        return 1
+    return max(1, math.ceil(math.log1p(-quantile) / math.log1p(-probability)))
+
+
+def _of_unit_gradient(loss: Tensor, points: Points) -> Tensor:
+    """The same value with its gradient divided by the gradient's norm over the images."""
+    wanted = learned_tensors(points)
+    if "x" not in wanted:
+        return loss
+    found = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True, materialize_grads=True)
+    gradients = dict(zip(wanted, found, strict=True))
+    norm = gradients["x"].norm()
+    norm = norm.clamp_min(torch.finfo(norm.dtype).tiny)
+    return with_gradient(loss, wanted, {name: gradient / norm for name, gradient in gradients.items()})
 
 
 class RealSlope(NamedTuple):
