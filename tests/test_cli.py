@@ -115,11 +115,13 @@ def test_construct_evaluate_and_show_work_as_documented(
     assert [row["iteration"] for row in log] == list(range(1, 21))
     assert {"loss", "positive", "negative"} <= set(log[0])
 
-    judged = bpc("evaluate", "c.safetensors", "--protocol", "cold", "--json", *FEW_STEPS)
+    own = ("--samples", 7, "--sampling-step-size", 0.07)
+    judged = bpc("evaluate", "c.safetensors", "--protocol", "cold", "--json", *FEW_STEPS, *own)
     assert judged.exit_code == 0, judged.stderr
     document = json.loads(judged.stdout)
     assert_metrics(document, "cold", runs=5)
     assert document["network"] == NETWORK
+    assert (document["posterior"]["samples"], document["posterior"]["step_size"]) == (7, 0.07)
 
     shown = bpc("show", "c.safetensors", "--out", "c.png")
     assert shown.exit_code == 0, shown.stderr

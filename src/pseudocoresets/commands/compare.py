@@ -32,6 +32,8 @@ def compare(
     iterations: o.Iterations = None,
     chains: o.Chains = None,
     sampling_steps: o.SamplingSteps = None,
+    sampling_step_size: o.SamplingStepSize = None,
+    samples: o.Samples = None,
     temperature: o.Temperature = None,
     construction_temperature: o.ConstructionTemperature = None,
     prior_scale: o.PriorScale = None,
@@ -63,7 +65,14 @@ def compare(
             experts=o.given(epochs=epochs),
             construction=o.given(iterations=iterations)
             | o.posterior(temperature, construction_temperature, prior_scale, weights),
-            sampling=o.given(chains=chains, steps=sampling_steps, temperature=temperature, prior_scale=prior_scale),
+            sampling=o.given(
+                chains=chains,
+                steps=sampling_steps,
+                step_size=sampling_step_size,
+                samples=samples,
+                temperature=temperature,
+                prior_scale=prior_scale,
+            ),
         )
         for name in names
     }

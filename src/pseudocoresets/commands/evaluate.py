@@ -35,6 +35,8 @@ def evaluate(
     experts: o.ExpertsDir = None,
     chains: o.Chains = None,
     sampling_steps: o.SamplingSteps = None,
+    sampling_step_size: o.SamplingStepSize = None,
+    samples: o.Samples = None,
     temperature: o.Temperature = None,
     prior_scale: o.PriorScale = None,
     data_dir: o.DataDir = Path("data"),
@@ -59,7 +61,14 @@ def evaluate(
         preset=preset,
         seed=seed,
         construction={"weights": coreset.configuration.get("settings", {}).get("weights", "full")},
-        sampling=o.given(chains=chains, steps=sampling_steps, temperature=temperature, prior_scale=prior_scale),
+        sampling=o.given(
+            chains=chains,
+            steps=sampling_steps,
+            step_size=sampling_step_size,
+            samples=samples,
+            temperature=temperature,
+            prior_scale=prior_scale,
+        ),
     )
     if not plan.dataset.startswith(FOLDER_PREFIX):
         require_same_shape(coreset, find_entry(plan.dataset))  # before anything is fetched

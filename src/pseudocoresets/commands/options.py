@@ -23,6 +23,10 @@ SamplerName = Annotated[str, typer.Option("--sampler", help="Sampler of the post
 Protocol = Annotated[str, typer.Option("--protocol", help="cold, point or expert.")]
 Chains = Annotated[int | None, typer.Option("--chains", help="Independent posterior chains.")]
 SamplingSteps = Annotated[int | None, typer.Option("--sampling-steps", help="Steps of each posterior chain.")]
+SamplingStepSize = Annotated[
+    float | None, typer.Option("--sampling-step-size", help="Step size of each posterior chain.")
+]
+Samples = Annotated[int | None, typer.Option("--samples", help="Samples kept of each posterior chain.")]
 Temperature = Annotated[
     float | None,
     typer.Option(

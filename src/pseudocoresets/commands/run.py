@@ -39,6 +39,8 @@ def run(
     weights: o.Weights = None,
     chains: o.Chains = None,
     sampling_steps: o.SamplingSteps = None,
+    sampling_step_size: o.SamplingStepSize = None,
+    samples: o.Samples = None,
     temperature: o.Temperature = None,
     construction_temperature: o.ConstructionTemperature = None,
     prior_scale: o.PriorScale = None,
@@ -71,7 +73,14 @@ def run(
             learn_weights=learn_weights,
             **o.posterior(temperature, construction_temperature, prior_scale, weights),
         ),
-        sampling=o.given(chains=chains, steps=sampling_steps, temperature=temperature, prior_scale=prior_scale),
+        sampling=o.given(
+            chains=chains,
+            steps=sampling_steps,
+            step_size=sampling_step_size,
+            samples=samples,
+            temperature=temperature,
+            prior_scale=prior_scale,
+        ),
         method_options=o.parse_settings(method_options),
     )
     folder = out or Path("runs") / f"{dataset.replace(':', '-').replace('/', '-')}-{method}-ipc{ipc}"
