@@ -8,9 +8,10 @@
      "options": {...}, "construction": {...}, "sampling": [{}, {"temperature": 0.01}]}
 
 where everything but the first three is optional and changes the preset ``paper``; ``initial`` names the label of an
-earlier job of the same cell and seed whose points this one starts from. With ``"iterations": 1500, "every": 500,
-"seconds": 60`` the construction goes on to 1,500 iterations in parts of 500 and ends with the first part that is done
-after 60 seconds; with ``"curve": true`` it is judged after each part.
+earlier job of the same cell and seed whose points this one starts from, and ``"whiten": true`` whitens data that are
+not whitened by default. With ``"iterations": 1500, "every": 500, "seconds": 60`` the construction goes on to 1,500
+iterations in parts of 500 and ends with the first part that is done after 60 seconds; with ``"curve": true`` it is
+judged after each part.
 
 A part of the training data is held out from experts and constructions alike. Each coreset is sampled once for every
 entry of ``sampling``, and the held-out part decides which of them is used, and when chains stop: after T of their
@@ -147,19 +148,22 @@ class Workplace:
         self._experts: dict[str, Experts] = {}
         self._device = resolve_device("auto")
 
-    def data(self, name: str) -> tuple[Dataset, Split]:
+    def data(self, job: dict[str, Any]) -> tuple[Dataset, Split]:
         """Training data with the held-out part for its test data, and the real test data."""
+        name = _input(job)
         if name not in self._data:
-            whole = load_dataset(name, self._data_dir)
+            whole = load_dataset(job["dataset"], self._data_dir, whiten=job.get("whiten"))
             self._data[name] = whole.holding_out(self._held_out), whole.test
         return self._data[name]
 
-    def train_experts(self, name: str) -> dict[str, Any]:
+    def train_experts(self, job: dict[str, Any]) -> dict[str, Any]:
         began = time.monotonic()
-        data, _ = self.data(name)
+        name = _input(job)
+        data, _ = self.data(job)
         _ = data.transform
         prepared = _since(began)
-        plan = plan_for({"dataset": name, "ipc": 1, "method": "cd"}, 0, self._expert_count, self._epochs)
+        any_plan = {"dataset": job["dataset"], "ipc": 1, "method": "cd"}
+        plan = plan_for(any_plan, 0, self._expert_count, self._epochs)
         folder = self._data_dir / f"experts-{name}-{self._held_out}-{self._expert_count}x{self._epochs}"
         experts_for(plan, data, folder, self._device, Silent())
         self._experts[name] = load_experts(folder)
@@ -174,10 +178,10 @@ class Workplace:
     def run(self, job: dict[str, Any], seed: int) -> dict[str, Any]:
         began = time.monotonic()
         plan = plan_for(job, seed, self._expert_count, self._epochs)
-        data, test = self.data(job["dataset"])
+        data, test = self.data(job)
         row: dict[str, Any] = {"job": job, "seed": seed}
         if job["method"] == "random":
-            coreset = control_coreset(plan, data, self._experts[job["dataset"]].network.spec, 0)
+            coreset = control_coreset(plan, data, self._experts[_input(job)].network.spec, 0)
         elif (before := self._constructed_before(job, seed)) is not None:
             shutil.copy(self._earlier / before["coreset"], self._folder)
             coreset = self._saved(job, seed, data)
@@ -214,7 +218,7 @@ class Workplace:
             plan = replace(plan, construction=replace(plan.construction, iterations=iterations))
             made = run_construction(
                 data,
-                self._experts[job["dataset"]],
+                self._experts[_input(job)],
                 plan.method,
                 build_method(plan.method, plan.method_options),
                 plan.construction,
@@ -253,7 +257,7 @@ def summary(row: dict[str, Any]) -> str:
     curve = " ".join(f"{at['iterations']}:{_figures(at)}" for at in row.get("curve", []))
     found = "; ".join(f"{json.dumps(c['sampling'])}@{c['steps']} {_figures(c)}" for c in row["choices"])
     test = f" TEST {_figures(row['test'])}" if "test" in row else ""
-    cell = f"{job['dataset']} {job['ipc']} {job.get('label', job['method'])} s{row['seed']}"
+    cell = f"{_input(job)} {job['ipc']} {job.get('label', job['method'])} s{row['seed']}"
     chosen = f"CHOSEN @{row['chosen']['steps']} {_figures(row['chosen'])}"
     return f"{cell} [{text}] {seconds} {pace}: {curve} | {found} | {chosen}{test} {json.dumps(row.get('last', {}))}"
 
@@ -268,9 +272,13 @@ def _construction(job: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in job.items() if key not in ("seeds", "sampling", "curve")}
 
 
+def _input(job: dict[str, Any]) -> str:
+    return job["dataset"] + ("-whitened" if job.get("whiten") else "")
+
+
 def _name(job: dict[str, Any], seed: int) -> str:
     label = job.get("label", job["method"])
-    return f"{job['dataset']}-ipc{job['ipc']}-{label}-seed{seed}"
+    return f"{_input(job)}-ipc{job['ipc']}-{label}-seed{seed}"
 
 
 def _since(began: float) -> float:
@@ -318,8 +326,8 @@ def main() -> None:
         (options.out / "cells.json").write_text(json.dumps(document, indent=1) + "\n")
         print(summary(row), flush=True)
 
-    for name in dict.fromkeys(job["dataset"] for job in jobs):
-        report(attempt(place.train_experts, name))
+    for job in {_input(job): job for job in jobs}.values():
+        report(attempt(place.train_experts, job))
     for job in jobs:
         for seed in job.get("seeds", [0]):
             if time.monotonic() < until:
