@@ -8,10 +8,10 @@
      "options": {...}, "construction": {...}, "sampling": [{}, {"temperature": 0.01}]}
 
 where everything but the first three is optional and changes the preset ``paper``; ``initial`` names the label of an
-earlier job of the same cell and seed whose points this one starts from, and ``"whiten": true`` whitens data that are
-not whitened by default. With ``"iterations": 1500, "every": 500, "seconds": 60`` the construction goes on to 1,500
-iterations in parts of 500 and ends with the first part that is done after 60 seconds; with ``"curve": true`` it is
-judged after each part.
+earlier job of the same cell and seed whose points this one starts from, ``"whiten": true`` whitens data that are not
+whitened by default, and ``"expert_learning_rate": 0.0025`` trains slower experts. With ``"iterations": 1500,
+"every": 500, "seconds": 60`` the construction goes on to 1,500 iterations in parts of 500 and ends with the first part
+that is done after 60 seconds; with ``"curve": true`` it is judged after each part.
 
 A part of the training data is held out from experts and constructions alike. Each coreset is sampled once for every
 entry of ``sampling``, and the held-out part decides which of them is used, and when chains stop: after T of their
@@ -71,7 +71,7 @@ def plan_for(job: dict[str, Any], seed: int, expert_count: int, epochs: int) -> 
         preset="paper",
         seed=0,
         expert_count=expert_count,
-        experts={"epochs": epochs},
+        experts={"epochs": epochs} | ({"learning_rate": rate} if (rate := job.get("expert_learning_rate")) else {}),
         construction=job.get("construction"),
         method_options=job.get("options"),
     )
@@ -162,8 +162,7 @@ class Workplace:
         data, _ = self.data(job)
         _ = data.transform
         prepared = _since(began)
-        any_plan = {"dataset": job["dataset"], "ipc": 1, "method": "cd"}
-        plan = plan_for(any_plan, 0, self._expert_count, self._epochs)
+        plan = plan_for(job | {"method": "cd", "options": {}}, 0, self._expert_count, self._epochs)
         folder = self._data_dir / f"experts-{name}-{self._held_out}-{self._expert_count}x{self._epochs}"
         experts_for(plan, data, folder, self._device, Silent())
         self._experts[name] = load_experts(folder)
@@ -273,7 +272,9 @@ def _construction(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _input(job: dict[str, Any]) -> str:
-    return job["dataset"] + ("-whitened" if job.get("whiten") else "")
+    """What experts are trained on, and how."""
+    rate = job.get("expert_learning_rate")
+    return job["dataset"] + ("-whitened" if job.get("whiten") else "") + (f"-rate{rate}" if rate else "")
 
 
 def _name(job: dict[str, Any], seed: int) -> str:
