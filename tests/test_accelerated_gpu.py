@@ -13,6 +13,7 @@ from pseudocoresets.construct import ConstructionSettings, real_coreset, run_con
 from pseudocoresets.data import Dataset, load_dataset
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.divergences import ContrastiveDivergence, Points, Problem, Wasserstein
+from pseudocoresets.divergences.through_chain import real_slope
 from pseudocoresets.energy import Classifier, Energy, uniform_weights
 from pseudocoresets.experts import train_experts
 from pseudocoresets.experts.store import Draw
@@ -59,6 +60,13 @@ def test_image_gradients_agree_to_rounding(network: Network, points: Points) -> 
         gradients.append(torch.autograd.grad((weights * energies).sum(), x)[0])
     plain, fast = gradients
     assert (fast - plain).norm() / plain.norm() < BFLOAT16_GRADIENT
+
+
+def test_the_slope_of_real_data_agrees_to_rounding(network: Network, points: Points) -> None:
+    theta = network.initialise(0, device="cuda")
+    plain, fast = (real_slope(problem_for(network, on, None), theta, points.x, points.y) for on in (False, True))
+    assert abs(float(fast.energy / plain.energy) - 1) < BFLOAT16_GRADIENT
+    assert (fast.slope - plain.slope).norm() / plain.slope.norm() < BFLOAT16_GRADIENT
 
 
 def test_one_noiseless_step_agrees_to_rounding(network: Network, points: Points) -> None:
