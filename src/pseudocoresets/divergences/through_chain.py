@@ -25,8 +25,8 @@ windows end at ages of mean ``horizon``, which should be that of the posterior s
 iteration costs p B plain steps beside its window. The pool that the first iteration finds is B steps old; with
 ``spread`` its places have the ages of the long run, chain i = 0 .. C-1 the quantile (i + 1/2) / C of B + k W.
 
-A window soon after a restart starts at a large energy and has a large gradient. With ``equal_weight`` each window's
-gradient, in everything that is learned, is divided by its norm over the images, so that all ages count the same.
+Gradients of windows differ in length with the age and from chain to chain. With ``equal_weight`` each is divided, in
+everything that is learned, by its norm over the images, so that no window counts for more than another.
 """
 
 from __future__ import annotations
