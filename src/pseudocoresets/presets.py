@@ -95,8 +95,11 @@ def _quick_digits(ipc: int) -> Preset:
             },
             "fkl-kfl": paired | few,
             "psvi": {"steps": 40, "langevin_steps": 10} | covariance,
+            "bptt": {"steps": 30, "step_size": 0.2, "batch_size": 256, "reach": 1.0},
         },
+        before={"bptt": Before("wasserstein", 100)},
         learning={
+            "bptt": {"optimiser": "adam", "learning_rate": 0.03, "averaging": 0.98, "iterations": 100},
             "cd": {"temperature": 0.1},
             "rkl": {"learning_rate": summed},
             "psvi": {"learning_rate": summed, "iterations": 100},
@@ -116,7 +119,8 @@ def _quick(ipc: int) -> Preset:
         construction={"iterations": 500, "learning_rate": 100.0},
         sampling={"steps": 1000, "step_size": 0.1, "temperature": 0.1},
         method=_authors(ipc) | {"cd": paired | {"steps": 50}, "cd-wasserstein": paired | {"steps": 30}},
-        learning=_authors_learning(ipc, CLASSES),
+        before={"bptt": Before("wasserstein", 200)},
+        learning=_authors_learning(ipc, CLASSES) | {"bptt": _through_chain_learning(ipc) | {"iterations": 200}},
     )
 
 
