@@ -21,6 +21,8 @@ from pseudocoresets.accelerated import Accelerator, trajectory_block_length
 from pseudocoresets.networks import build_network
 
 SHAPE = (3, 32, 32)
+SHAPES = ((1, 10, 80), (4, 10, 40), (1, 100, 30), (4, 100, 30), (1, 125, 60), (1, 500, 40))
+"""Chains, images, steps."""
 
 
 def milliseconds(call: Callable[[], object], repeats: int = 20) -> float:
@@ -35,30 +37,31 @@ def milliseconds(call: Callable[[], object], repeats: int = 20) -> float:
     return statistics.median(times)
 
 
-def measure(images: int, steps: int) -> dict[str, float]:
+def measure(chains: int, images: int, steps: int) -> dict[str, float]:
     device, accelerator = torch.device("cuda"), Accelerator()
     network = build_network("convnet:depth=3,width=128", SHAPE, 10)
     length = trajectory_block_length(steps, images)
     began = time.perf_counter()
-    runner = accelerator.trajectory_for(network, device, images, length, soft=False)
+    runner = accelerator.trajectory_for(network, device, chains, images, length, soft=False)
     torch.cuda.synchronize()
     warm_up = time.perf_counter() - began
     assert runner is not None, "the trajectory could not be captured"
-    theta = network.initialise(0, 1, device)[0]
+    theta = network.initialise(0, chains, device)
     y = torch.arange(images, device=device) % 10
     runner.set_rates(torch.tensor(0.02, device=device), 0.0)
     x, factors = torch.randn(length, images, *SHAPE, device=device), torch.full((images,), 1 / images, device=device)
     costate = torch.randn_like(theta)
-    reach = torch.tensor(0.01, device=device)
+    reach = torch.full((chains,), 0.01, device=device)
     real, labels = torch.randn(512, *SHAPE, device=device), torch.arange(512, device=device) % 10
     forwards = milliseconds(lambda: runner.forwards(theta, x, y, factors))
     backwards = milliseconds(lambda: runner.backwards(costate, reach))
     return {
+        "chains": chains,
         "images": images,
         "steps": length,
         "forward_us_a_step": 1e3 * forwards / length,
         "adjoint_us_a_step": 1e3 * backwards / length,
-        "slope_of_512_ms": milliseconds(lambda: accelerator.slope(network, theta, real, labels)),
+        "slopes_of_512_ms": milliseconds(lambda: accelerator.slopes(network, theta, real, labels)),
         "warm_up_s": warm_up,
         "peak_MiB": torch.cuda.max_memory_allocated() / 2**20,
     }
@@ -69,8 +72,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     out = parser.parse_args().out
     rows = []
-    for images, steps in ((10, 80), (100, 30), (500, 40)):
-        rows.append(measure(images, steps))
+    for chains, images, steps in SHAPES:
+        rows.append(measure(chains, images, steps))
         print(rows[-1], flush=True)
         out.write_text(json.dumps(provenance() | {"rows": rows}, indent=1) + "\n")
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from pseudocoresets.accelerated import Accelerator, head
 from pseudocoresets.accelerated.chains import CapturedChains
-from pseudocoresets.accelerated.convnet import EnergyGradient, Layout, layout_of
+from pseudocoresets.accelerated.convnet import EnergyGradient, Layout, layout_of, parameter_gradient
 from pseudocoresets.accelerated.trajectory import CapturedTrajectory
 from pseudocoresets.divergences import Points, Problem, Wasserstein, captured_matching
 from pseudocoresets.energy import Classifier, Energy, uniform_weights
@@ -61,6 +61,22 @@ def check(shape: tuple[int, int, int], depth: int, classes: int, images: int, so
         "parameters": relative(gradient[layout.inverse], wanted_theta),
         "images": relative(dx, wanted_x),
         "logits": relative(scores, network.logits(theta.double(), x.double())),
+    }
+
+
+def check_slopes() -> dict[str, float]:
+    """The mean cross-entropy of a batch at two places, and its gradients."""
+    generator = torch.Generator().manual_seed(0)
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    layout = layout_of(network)
+    assert isinstance(layout, Layout)
+    thetas, x, y = network.initialise(0, 2), torch.randn(5, 3, 8, 8, generator=generator), torch.arange(5)
+    workspace = EnergyGradient(layout.widened(2), 5, CPU, torch.float32)
+    energies, slopes = parameter_gradient(workspace, thetas, x, y)
+    wanted = [reference(network, theta, x, y, torch.full((5,), 0.2)) for theta in thetas]
+    return {
+        "energies": relative(energies, torch.stack([each[0].sum() for each in wanted])),
+        "slopes": relative(slopes, torch.stack([each[1] for each in wanted])),
     }
 
 
@@ -141,41 +157,45 @@ def check_chains(shared: bool, soft: bool) -> dict[str, float]:
     }
 
 
-def check_trajectory(soft: bool) -> dict[str, float]:
-    """Four steps and their adjoint, against a plain loop of first derivatives in float64."""
-    steps, images, step_size, decay, spacing = 4, 3, 0.1, 0.01, 1e-2
+def check_trajectory(soft: bool, chains: int) -> dict[str, float]:
+    """Four steps of each chain and their adjoint, against a plain loop of first derivatives in float64."""
+    steps, images, step_size, decay = 4, 3, 0.1, 0.01
     generator = torch.Generator().manual_seed(0)
     network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
     layout = layout_of(network)
     assert isinstance(layout, Layout)
-    start = network.initialise(0)
+    start, spacings = network.initialise(0, chains), 1e-2 * (1 + torch.arange(chains))
     x = torch.randn(steps, images, 3, 8, 8, generator=generator)
     y = torch.rand(images, 10, generator=generator).softmax(-1) if soft else torch.arange(images)
-    factors, costate = torch.rand(images, generator=generator), torch.randn(network.size, generator=generator)
-    trajectory = InterpretedTrajectory(layout, (3, 8, 8), images, steps, soft, CPU, torch.float32)
+    factors, costates = torch.rand(images, generator=generator), torch.randn(start.shape, generator=generator)
+    trajectory = InterpretedTrajectory(layout, (3, 8, 8), chains, images, steps, soft, CPU, torch.float32)
     trajectory.set_rates(torch.tensor(step_size), decay)
     end = trajectory.forwards(start, x, y, factors)
-    found = trajectory.backwards(costate, torch.tensor(spacing))
+    found = trajectory.backwards(costates, spacings)
 
     def slopes(theta: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
         _, dtheta, dx = reference(network, theta, x[step], y, factors)
         log_p = F.log_softmax(network.logits(theta.double(), x[step].double()), -1).detach()
         return dtheta + decay * theta, dx, -factors[:, None] * log_p
 
-    path = [start.double()]
-    for step in range(steps):
-        path.append(path[-1] - step_size * slopes(path[-1], step)[0])
-    along, dx, dstep = costate.double(), torch.zeros(x.shape, dtype=torch.float64), torch.zeros(())
+    dx, dstep = torch.zeros(x.shape, dtype=torch.float64), torch.zeros(())
     dy = torch.zeros(steps, images, 10, dtype=torch.float64)
-    for step in reversed(range(steps)):
-        above, below = (slopes(path[step] + sign * spacing * along, step) for sign in (1, -1))
-        dstep = dstep - (slopes(path[step], step)[0] * along).sum()
-        dx[step] = -step_size * (above[1] - below[1]) / (2 * spacing)
-        dy[step] = -step_size * (above[2] - below[2]) / (2 * spacing)
-        along = along - step_size * (above[0] - below[0]) / (2 * spacing)
+    ends, befores = [], []
+    for first, costate, spacing in zip(start, costates, spacings.tolist(), strict=True):
+        path, along = [first.double()], costate.double()
+        for step in range(steps):
+            path.append(path[-1] - step_size * slopes(path[-1], step)[0])
+        for step in reversed(range(steps)):
+            above, below = (slopes(path[step] + sign * spacing * along, step) for sign in (1, -1))
+            dstep = dstep - (slopes(path[step], step)[0] * along).sum()
+            dx[step] -= step_size * (above[1] - below[1]) / (2 * spacing)
+            dy[step] -= step_size * (above[2] - below[2]) / (2 * spacing)
+            along = along - step_size * (above[0] - below[0]) / (2 * spacing)
+        ends.append(path[-1])
+        befores.append(along)
     errors = {
-        "end": relative(end - start, path[-1] - start),
-        "costate": relative(found.costate - costate, along - costate),
+        "end": relative(end - start, torch.stack(ends) - start),
+        "costate": relative(found.costate - costates, torch.stack(befores) - costates),
         "images": relative(found.images, dx),
         "step size": relative(found.step_size, dstep),
     }
@@ -184,11 +204,11 @@ def check_trajectory(soft: bool) -> dict[str, float]:
 
 class InterpretedAccelerator(Accelerator):
     def trajectory_for(
-        self, network: Network, device: torch.device, images: int, steps: int, soft: bool
+        self, network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool
     ) -> CapturedTrajectory | None:
         layout = layout_of(network)
         assert isinstance(layout, Layout)
-        return InterpretedTrajectory(layout, network.spec.shape, images, steps, soft, device, torch.float32)
+        return InterpretedTrajectory(layout, network.spec.shape, chains, images, steps, soft, device, torch.float32)
 
 
 def check_matching(soft: bool, blocks: int, points_per_step: int) -> dict[str, float]:
@@ -224,8 +244,9 @@ if __name__ == "__main__":
             check((1, 28, 28), 3, 10, 2, soft=True),
             check((3, 8, 8), 2, 20, 3, soft=False),
         ],
+        "slopes": check_slopes(),
         "chains": [check_chains(shared, soft) for shared in (True, False) for soft in (True, False)],
-        "trajectory": [check_trajectory(soft) for soft in (False, True)],
+        "trajectory": [check_trajectory(False, 2), check_trajectory(True, 1)],
         "matching": [check_matching(False, 1, 2), check_matching(True, 2, 0)],
         "update": check_update(),
     }

@@ -46,7 +46,7 @@ def test_kernels_agree_with_autograd_when_interpreted() -> None:
     )
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
-    for differences in found["gradients"]:
+    for differences in [*found["gradients"], found["slopes"]]:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences
     for differences in found["chains"]:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences

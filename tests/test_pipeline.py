@@ -15,7 +15,7 @@ from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.divergences import Loss, ThroughChain, Wasserstein
 from pseudocoresets.experts import Experts, train_experts
-from pseudocoresets.pipeline import Plan, make_coreset
+from pseudocoresets.pipeline import Plan, WorkFiles, construct_plan, make_coreset
 from pseudocoresets.progress import Silent
 
 CPU = torch.device("cpu")
@@ -108,3 +108,20 @@ def test_a_second_stage_that_was_interrupted_goes_on_without_the_first(
     again = made_in(folder, plan, digits, experts)
     assert losses == ["wasserstein"] * 3
     assert torch.equal(again.coreset.images, whole.coreset.images)
+
+
+def test_points_that_are_given_take_the_place_of_the_first_stage(
+    plan: Plan, digits: Dataset, experts: Experts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = made_in(tmp_path / "given", plan, digits, experts).initial
+    monkeypatch.delattr(Wasserstein, "loss")
+    files = WorkFiles(*(tmp_path / name for name in ("checkpoint", "before", "rescue")))
+    made = construct_plan(plan, digits, experts, files, CPU, Silent(), initial=given)
+    assert made.before is None
+    assert torch.equal(made.initial.images, given.images)
+
+
+def test_the_method_of_a_preset_is_used_where_none_is_named() -> None:
+    common = {"dataset": "digits", "network": "mlp", "ipc": 1, "protocol": "cold", "sampler": "langevin", "seed": 0}
+    methods = [make_plan(method=None, preset=preset, **common).method for preset in ("quick", "paper")]
+    assert methods == ["cd", "bptt"]

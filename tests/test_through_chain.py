@@ -25,7 +25,7 @@ from pseudocoresets.construct import ConstructionSettings, run_construction
 from pseudocoresets.data import Dataset
 from pseudocoresets.data.augmentation import dsa
 from pseudocoresets.divergences import Points, Problem, RealData, ThroughChain
-from pseudocoresets.divergences.through_chain import POOL, real_slope
+from pseudocoresets.divergences.through_chain import POOL, real_slopes
 from pseudocoresets.energy import Energy
 from pseudocoresets.errors import InputError
 from pseudocoresets.experts import Experts
@@ -132,21 +132,39 @@ def continuing(method: ThroughChain, restart: bool = False) -> Randomness:
     """Randomness under which the method does not restart the chain it picks (or does)."""
     for seed in range(1000):
         host = Randomness.for_purpose(seed).host
-        host.randrange(method.chains)
+        host.sample(range(method.chains), method.windows)
         if (host.random() < method.steps / (method.horizon - method.burn_in)) == restart:
             return Randomness.for_purpose(seed)
     raise AssertionError("no such seed")
 
 
-def test_real_slope_is_gathered_over_parts() -> None:
-    """More images than go into one part."""
+def test_real_slopes_are_gathered_over_parts() -> None:
+    """More images than go into one part, at two places."""
     problem = smooth_problem()
     x, y = problem.real_data().points(torch.arange(REAL).repeat(20))
-    theta = smooth_network().initialise(1).to(DOUBLE).requires_grad_()
-    whole = -problem.energy.model.log_likelihood(theta, x, y).mean()
-    energy, slope = real_slope(problem, theta, x, y)
-    torch.testing.assert_close(energy, whole.detach(), rtol=1e-12, atol=0)
-    torch.testing.assert_close(slope, torch.autograd.grad(whole, theta)[0], rtol=1e-10, atol=1e-14)
+    thetas = smooth_network().initialise(1, 2).to(DOUBLE).requires_grad_()
+    whole = -problem.energy.model.log_likelihood(thetas, x, y).mean(-1)
+    energies, slopes = real_slopes(problem, thetas, x, y)
+    torch.testing.assert_close(energies, whole.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(slopes, torch.autograd.grad(whole.sum(), thetas)[0], rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("gradient", ["constant-memory", "differences"])
+def test_several_windows_are_the_mean_of_each_alone(gradient: str) -> None:
+    """Without augmentation; the same chains one by one, on the same batch."""
+    problem, points = smooth_problem(), network_points(step_size=0.2)
+    method = ThroughChain(steps=4, chains=3, windows=3, gradient=gradient, step_size_learning_rate=1.0)
+    starts = smooth_network().initialise(5, 3).to(DOUBLE)
+
+    def found(start: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        descent = method.descend(points, problem, start, Randomness.for_purpose(1))
+        return descent.loss.detach(), gradients(descent.loss, points)
+
+    together, alone = found(starts), [found(start) for start in starts.split(1)]
+    torch.testing.assert_close(together[0], torch.stack([loss for loss, _ in alone]).mean())
+    for name, gradient_of_all in together[1].items():
+        mean = torch.stack([each[name] for _, each in alone]).mean(0)
+        torch.testing.assert_close(gradient_of_all, mean, rtol=1e-9, atol=1e-12)
 
 
 # Chains that persist.

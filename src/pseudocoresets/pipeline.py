@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from pseudocoresets.construct import (
+    CHECKPOINT_SECONDS,
     Construction,
     ConstructionSettings,
     build_method,
@@ -42,6 +44,14 @@ class Stage:
     method: str
     method_options: Mapping[str, Any]
     construction: ConstructionSettings
+
+
+class WorkFiles(NamedTuple):
+    """What a construction keeps beside its result: where it goes on after a kill, and the last sound points."""
+
+    checkpoint: Path
+    before_checkpoint: Path
+    rescue: Path
 
 
 @dataclass(frozen=True)
@@ -140,47 +150,53 @@ def make_coreset(
     progress: Progress,
     keep_checkpoint: bool = False,
 ) -> Construction:
-    """The plan's coreset; a selection of real images is one that learns nothing.
+    """The plan's coreset, with checkpoints in ``folder``.
 
     With ``keep_checkpoint``, the caller discards the checkpoint once the coreset is safe.
     """
-    if plan.method in SELECTIONS:
-        chosen = real_coreset(data, plan.construction, experts.network.spec, plan.method)
-        return Construction(chosen, chosen, [])
-    before = None if plan.before is None else _make_before(plan.before, data, experts, folder, device, progress)
-    made = run_construction(
-        data,
-        experts,
-        plan.method,
-        build_method(plan.method, plan.method_options),
-        plan.construction,
-        checkpoint=folder / "construction.checkpoint",
-        rescue=folder / "last-good.safetensors",
-        initial=None if before is None else before.coreset,
-        device=device,
-        progress=progress,
-    )
-    made = replace(made, before=before)
+    names = ("construction.checkpoint", "before.checkpoint", "last-good.safetensors")
+    made = construct_plan(plan, data, experts, WorkFiles(*(folder / name for name in names)), device, progress)
     if not keep_checkpoint:
         made.discard_checkpoint()
     return made
 
 
-def _make_before(
-    stage: Stage, data: Dataset, experts: Experts, folder: Path, device: torch.device, progress: Progress
+def construct_plan(
+    plan: Plan,
+    data: Dataset,
+    experts: Experts,
+    files: WorkFiles,
+    device: str | torch.device,
+    progress: Progress,
+    initial: Coreset | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Construction:
-    """The stage's construction; its checkpoint, even when it is done, is what a later process goes on from."""
-    return run_construction(
+    """The plan's construction, after the stage before it unless it starts from ``initial``.
+
+    A selection of real images is one that learns nothing. The checkpoint of a stage, even when it is done, is what a
+    later process goes on from; checkpoints stay until the construction discards them.
+    """
+    if plan.method in SELECTIONS:
+        chosen = real_coreset(data, plan.construction, experts.network.spec, plan.method)
+        return Construction(chosen, chosen, [])
+    run = partial(
+        run_construction,
         data,
         experts,
-        stage.method,
-        build_method(stage.method, stage.method_options),
-        stage.construction,
-        checkpoint=folder / "before.checkpoint",
-        rescue=folder / "last-good.safetensors",
+        checkpoint_seconds=checkpoint_seconds,
+        rescue=files.rescue,
         device=device,
         progress=progress,
     )
+    before = None
+    if plan.before is not None and initial is None:
+        stage = plan.before
+        method = build_method(stage.method, stage.method_options)
+        before = run(stage.method, method, stage.construction, checkpoint=files.before_checkpoint)
+        initial = before.coreset
+    method = build_method(plan.method, plan.method_options)
+    made = run(plan.method, method, plan.construction, checkpoint=files.checkpoint, initial=initial)
+    return replace(made, before=before)
 
 
 def judge(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pseudocoresets.errors import InputError
 
@@ -25,6 +25,13 @@ GREY = ("mnist", "fashion-mnist")
 MANY_CLASSES = {"cifar100": 100, "tiny-imagenet": 200}
 
 
+class Before(NamedTuple):
+    """A construction that comes before another."""
+
+    method: str
+    iterations: int
+
+
 @dataclass(frozen=True)
 class Preset:
     """Settings for each part of a run, as keyword arguments of that part."""
@@ -37,8 +44,9 @@ class Preset:
     """Options by method name; a method that is not named uses its own defaults."""
     learning: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings of the construction by method name, where a method learns in another way than ``construction`` says."""
-    before: Mapping[str, str] = field(default_factory=dict)
-    """By method name, the method whose coreset it starts from; the others start from real images."""
+    default_method: str = "cd"
+    before: Mapping[str, Before] = field(default_factory=dict)
+    """By method name, what makes the coreset that it starts from; the others start from real images."""
 
     def construction_for(self, method: str) -> dict[str, Any]:
         return {**self.construction, **self.learning.get(method, {})}
@@ -87,8 +95,11 @@ def _quick_digits(ipc: int) -> Preset:
             },
             "fkl-kfl": paired | few,
             "psvi": {"steps": 40, "langevin_steps": 10} | covariance,
+            "bptt": {"steps": 30, "step_size": 0.2, "batch_size": 256, "reach": 1.0},
         },
+        before={"bptt": Before("wasserstein", 100)},
         learning={
+            "bptt": {"optimiser": "adam", "learning_rate": 0.03, "averaging": 0.98, "iterations": 100},
             "cd": {"temperature": 0.1},
             "rkl": {"learning_rate": summed},
             "psvi": {"learning_rate": summed, "iterations": 100},
@@ -108,7 +119,8 @@ def _quick(ipc: int) -> Preset:
         construction={"iterations": 500, "learning_rate": 100.0},
         sampling={"steps": 1000, "step_size": 0.1, "temperature": 0.1},
         method=_authors(ipc) | {"cd": paired | {"steps": 50}, "cd-wasserstein": paired | {"steps": 30}},
-        learning=_authors_learning(ipc, CLASSES),
+        before={"bptt": Before("wasserstein", 200)},
+        learning=_authors_learning(ipc, CLASSES) | {"bptt": _through_chain_learning(ipc) | {"iterations": 200}},
     )
 
 
@@ -124,7 +136,8 @@ def _paper(dataset: str, ipc: int) -> Preset:
         construction={"iterations": 2000, "learning_rate": 100.0},
         sampling={"steps": 1000, "step_size": 0.1, "temperature": 0.01},
         method=_authors(ipc) | _far_reaching(ipc) | SMALL_POPULATIONS,
-        before={"bptt": "wasserstein"},
+        default_method="bptt",
+        before={"bptt": Before("wasserstein", 400)},
         learning={name: settings | {"iterations": 5000} for name, settings in learning.items()}
         | {
             "cd": {"learning_rate": rate, "momentum": 0.5, "temperature": 0.01, "averaging": AVERAGING},

@@ -61,15 +61,15 @@ class Accelerator:
         return self._captured[key]
 
     def trajectory_for(
-        self, network: Network, device: torch.device, images: int, steps: int, soft: bool
+        self, network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool
     ) -> CapturedTrajectory | None:
-        """A captured descent of this shape with its adjoint, or None as above."""
+        """Captured descents of this shape with their adjoint, or None as above."""
         if not self.enabled or device.type != "cuda":
             return None
-        key = (str(network.spec.as_json()), str(device), images, steps, soft)
+        key = (str(network.spec.as_json()), str(device), chains, images, steps, soft)
         if key not in self._trajectories:
             layout = self._layout(network, device)
-            self._trajectories[key] = _capture_trajectory(layout, network, device, images, steps, soft)
+            self._trajectories[key] = _capture_trajectory(layout, network, device, chains, images, steps, soft)
         return self._trajectories[key]
 
     def _layout(self, network: Network, device: torch.device) -> Layout | None:
@@ -96,22 +96,22 @@ class Accelerator:
         energies: Tensor = ImageEnergies.apply(x, thetas.detach(), y, factors, layout, workspace)
         return energies
 
-    def slope(self, network: Network, theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
-        """A batch's mean cross-entropy, and its gradient (size,) in the parameters; None as above."""
-        layout = self._layout(network, theta.device) if self.enabled and theta.is_cuda else None
+    def slopes(self, network: Network, thetas: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """A batch's mean cross-entropy at ``thetas`` (chains, size), and its gradients there; None as above."""
+        layout = self._layout(network, thetas.device) if self.enabled and thetas.is_cuda else None
         if layout is None:
             return None
         from pseudocoresets.accelerated.convnet import parameter_gradient
 
-        return parameter_gradient(layout, self._workspace(network, layout, x), theta, x, y)
+        return parameter_gradient(self._workspace(network, layout, x, len(thetas)), thetas, x, y)
 
-    def _workspace(self, network: Network, layout: Layout, x: Tensor) -> EnergyGradient:
+    def _workspace(self, network: Network, layout: Layout, x: Tensor, chains: int = 1) -> EnergyGradient:
         """Kept for the next batch of as many images."""
         from pseudocoresets.accelerated.convnet import EnergyGradient
 
-        key = (str(network.spec.as_json()), str(x.device), len(x))
+        key = (str(network.spec.as_json()), str(x.device), len(x), chains)
         if key not in self._workspaces:
-            self._workspaces[key] = EnergyGradient(layout, len(x), x.device)
+            self._workspaces[key] = EnergyGradient(layout.widened(chains), len(x), x.device)
         return self._workspaces[key]
 
     def probabilities(self, network: Network, thetas: Tensor, inputs: Tensor) -> Tensor | None:
@@ -179,14 +179,14 @@ def _capture_chains(
 
 
 def _capture_trajectory(
-    layout: Layout | None, network: Network, device: torch.device, images: int, steps: int, soft: bool
+    layout: Layout | None, network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool
 ) -> CapturedTrajectory | None:
     if layout is None:
         return None
     from pseudocoresets.accelerated.trajectory import CapturedTrajectory
 
     with _falling_back():
-        return CapturedTrajectory(layout, network.spec.shape, images, steps, soft, device)
+        return CapturedTrajectory(layout, network.spec.shape, chains, images, steps, soft, device)
     return None
 
 

@@ -7,7 +7,6 @@ which the kernels read them: each convolution's weight as (out, 3, 3, in) instea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -141,7 +140,7 @@ def _times(part: slice, chains: int) -> slice:
 class EnergyGradient:
     """Workspace for the gradient of sum_i s_i cross-entropy_i for ``images`` images, on one stream.
 
-    ``signs`` are factors of the layout's chains, 1 unless given.
+    What the layout's chains give is times their ``signs``, which are 1 at first.
     """
 
     def __init__(
@@ -150,10 +149,10 @@ class EnergyGradient:
         images: int,
         device: torch.device,
         dtype: torch.dtype = torch.bfloat16,
-        signs: Sequence[float] | None = None,
     ) -> None:
         self.layout = layout
-        self._signs = torch.tensor(signs or [1.0] * layout.chains, device=device)
+        self.dtype = dtype
+        self.signs = torch.ones(layout.chains, device=device)
         self._convolved, self._pooled = [], []
         last = len(layout.blocks) - 1
         for number, block in enumerate(layout.blocks):
@@ -229,7 +228,7 @@ class EnergyGradient:
             self._dlogits,
             self._dfeatures,
             self._dlabels,
-            self._signs,
+            self.signs,
         )
         return features
 
@@ -281,16 +280,16 @@ class EnergyGradient:
         return dx
 
 
-def parameter_gradient(
-    layout: Layout, workspace: EnergyGradient, theta: Tensor, x: Tensor, y: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The mean cross-entropy and its gradient in the parameters, both in the network's order."""
-    ordered = theta[layout.order]
+def parameter_gradient(workspace: EnergyGradient, thetas: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean cross-entropy at each of ``thetas`` (chains, size), and its gradients, in the network's order."""
+    layout = workspace.layout
+    ordered = thetas.flatten()[layout.order]
     gradient = torch.zeros_like(ordered)
-    energies, factors = torch.empty(len(x), device=x.device), torch.full((len(x),), 1 / len(x), device=x.device)
-    images = x.to(torch.bfloat16, memory_format=torch.channels_last)
-    workspace.accumulate(ordered, ordered.bfloat16(), images, y, factors, gradient, energies)
-    return energies.sum(), gradient[layout.inverse]
+    energies = torch.empty(len(x) * layout.chains, device=x.device)
+    factors = torch.full((len(x),), 1 / len(x), device=x.device)
+    images = x.to(workspace.dtype, memory_format=torch.channels_last)
+    workspace.accumulate(ordered, ordered.to(workspace.dtype), images, y, factors, gradient, energies)
+    return energies.view(len(x), layout.chains).sum(0), gradient[layout.inverse].view_as(thetas)
 
 
 def _convolution_backward(

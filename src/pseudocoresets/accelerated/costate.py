@@ -1,7 +1,8 @@
-"""Triton kernels for the adjoint of a descent: where its two gradients are taken, and what they do to the costate.
+"""Triton kernels for the adjoint of descents: where their gradients are taken, and what these do to the costates.
 
-Both gradients are those of one wide network of two chains (``Layout.widened``), one at theta + h lambda and one at
-theta - h lambda; the second is negated where it begins, at the classifier, so that sums over chains are differences.
+Each of N chains needs two gradients, at theta + h lambda and at theta - h lambda, with an h of its own. All 2 N are
+those of one wide network (``Layout.widened``), whose gradients are multiplied where they begin, at the classifier, by
+1 / (2 h) and - 1 / (2 h): sums over both are then derivatives along lambda, and sums over all those of all chains.
 """
 
 from __future__ import annotations
@@ -19,42 +20,45 @@ BLOCK = 1024
 
 
 class ProbePlaces(NamedTuple):
-    """Where entry j of one parameter set lies in a layout of two, and back."""
+    """Where entry j of the chains' parameters lies in the layout of their probes, and back."""
 
     upper: Tensor
-    """Of the chain at theta + h lambda, (size,)."""
+    """At theta + h lambda, (chains * size,)."""
     lower: Tensor
     source: Tensor
-    """For each of the 2 * size entries, the j that it belongs to."""
-    signs: Tensor
-    """+1 or -1 for each of them."""
+    """For each of the 2 * chains * size entries, the j that it belongs to."""
+    probe: Tensor
+    """And the probe, 0 .. 2 * chains - 1, those at theta + h lambda first."""
 
 
-def probe_places(single: Layout, double: Layout) -> ProbePlaces:
-    """The places for parameters in the order of ``single``, where ``double`` is ``single.widened(2)``."""
-    both = double.inverse.view(2, single.size)[:, single.order].int()
-    source, signs = torch.empty_like(both.flatten()), torch.empty(2 * single.size, device=both.device)
-    for places, sign in zip(both, (1.0, -1.0), strict=True):
-        source[places] = torch.arange(single.size, device=both.device, dtype=torch.int32)
-        signs[places] = sign
-    return ProbePlaces(both[0].contiguous(), both[1].contiguous(), source, signs)
+def probe_places(chains: Layout, probes: Layout) -> ProbePlaces:
+    """The places for a layout of N chains and that of their 2 N probes."""
+    size = chains.size // chains.chains
+    places = probes.inverse.view(2, chains.chains * size)[:, chains.order].int()
+    source = torch.empty_like(places.flatten())
+    probe = torch.empty_like(source)
+    owner = (chains.order // size).int()
+    for side in range(2):
+        source[places[side]] = torch.arange(chains.size, device=source.device, dtype=torch.int32)
+        probe[places[side]] = owner + side * chains.chains
+    return ProbePlaces(places[0].contiguous(), places[1].contiguous(), source, probe)
 
 
 @triton.jit
-def _set_probes(theta, costate, reach, source, signs, probes, compact, slopes, size, block: tl.constexpr):
-    """theta + sign h lambda for both signs, in both precisions; the gradients that follow start at zero."""
+def _set_probes(theta, costate, reaches, source, probe, probes, compact, slopes, size, block: tl.constexpr):
+    """theta + (+- h) lambda for all probes, in both precisions; the gradients that follow start at zero."""
     index = tl.program_id(0) * block + tl.arange(0, block)
     mask = index < size
     j = tl.load(source + index, mask=mask, other=0)
-    away = tl.load(signs + index, mask=mask, other=0.0) * tl.load(reach)
-    probe = tl.load(theta + j, mask=mask, other=0.0) + away * tl.load(costate + j, mask=mask, other=0.0)
-    tl.store(probes + index, probe, mask=mask)
-    tl.store(compact + index, probe.to(compact.dtype.element_ty), mask=mask)
+    away = tl.load(reaches + tl.load(probe + index, mask=mask, other=0), mask=mask, other=0.0)
+    place = tl.load(theta + j, mask=mask, other=0.0) + away * tl.load(costate + j, mask=mask, other=0.0)
+    tl.store(probes + index, place, mask=mask)
+    tl.store(compact + index, place.to(compact.dtype.element_ty), mask=mask)
     tl.store(slopes + index, tl.zeros((block,), dtype=tl.float32), mask=mask)
 
 
 @triton.jit
-def _pull_back(theta, following, costate, reach, rates, slopes, upper, lower, dstep, size, block: tl.constexpr):
+def _pull_back(theta, following, costate, rates, slopes, upper, lower, dstep, size, block: tl.constexpr):
     """lambda <- (1 - eta decay) lambda - eta D[g];  dL/deta <- dL/deta - <theta_t - theta_{t+1}, lambda> / eta."""
     j = tl.program_id(0) * block + tl.arange(0, block)
     mask = j < size
@@ -64,23 +68,22 @@ def _pull_back(theta, following, costate, reach, rates, slopes, upper, lower, ds
     tl.atomic_add(dstep, -tl.sum(moved * before, 0) / eta, sem="relaxed")
     above = tl.load(slopes + tl.load(upper + j, mask=mask, other=0), mask=mask, other=0.0)
     below = tl.load(slopes + tl.load(lower + j, mask=mask, other=0), mask=mask, other=0.0)
-    slope = (above + below) / (2 * tl.load(reach))
-    tl.store(costate + j, (1 - eta * tl.load(rates + 1)) * before - eta * slope, mask=mask)
+    tl.store(costate + j, (1 - eta * tl.load(rates + 1)) * before - eta * (above + below), mask=mask)
 
 
 def set_probes(
     theta: Tensor,
     costate: Tensor,
-    reach: Tensor,
+    reaches: Tensor,
     places: ProbePlaces,
     probes: Tensor,
     compact: Tensor,
     slopes: Tensor,
 ) -> None:
-    """Write both probes and clear ``slopes``, each (2 * size,)."""
+    """Write all probes and clear ``slopes``, each (2 * chains * size,); ``reaches`` are h, then -h, of each chain."""
     size = len(places.source)
     _set_probes[(triton.cdiv(size, BLOCK),)](
-        theta, costate, reach, places.source, places.signs, probes, compact, slopes, size, BLOCK, num_warps=4
+        theta, costate, reaches, places.source, places.probe, probes, compact, slopes, size, BLOCK, num_warps=4
     )
 
 
@@ -88,14 +91,13 @@ def pull_back(
     theta: Tensor,
     following: Tensor,
     costate: Tensor,
-    reach: Tensor,
     rates: Tensor,
     slopes: Tensor,
     places: ProbePlaces,
     dstep: Tensor,
 ) -> None:
-    """Move the costate one step back and add to dL/deta, given both gradients, the lower one negated."""
+    """Move the costates one step back and add to dL/deta, given the probes' gradients, divided by their 2 h."""
     size = len(costate)
     _pull_back[(triton.cdiv(size, BLOCK),)](
-        theta, following, costate, reach, rates, slopes, places.upper, places.lower, dstep, size, BLOCK, num_warps=4
+        theta, following, costate, rates, slopes, places.upper, places.lower, dstep, size, BLOCK, num_warps=4
     )

@@ -5,7 +5,8 @@
     lambda_t    = lambda_{t+1} - eta D_t[g],     dL/dx_t = - eta D_t[grad_x U]
 
 and dL/dy_t like dL/dx_t, for soft labels. D_t is the derivative along lambda by central differences, exact to second
-order in h: two gradients a step in place of second derivatives, computed as one wide network.
+order in h: two gradients a step in place of second derivatives. Several chains see the same images, each with a lambda
+and an h of its own; dL/dx_t is their sum. All gradients of a step are computed as one wide network.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from pseudocoresets.accelerated.convnet import EnergyGradient, Layout
 from pseudocoresets.accelerated.costate import probe_places, pull_back, set_probes
 from pseudocoresets.accelerated.head import update
 
-SIGNS = (1.0, -1.0)
-
 
 class BlockAdjoint(NamedTuple):
     """What one block of the adjoint gives: lambda before it, dL/deta, and dL/dx_t and dL/dy_t for each of its steps."""
@@ -33,43 +32,44 @@ class BlockAdjoint(NamedTuple):
 
 
 class CapturedTrajectory:
-    """Blocks of ``steps`` steps of one parameter set on ``images`` images, forwards and backwards."""
+    """Blocks of ``steps`` steps of ``chains`` parameter sets on the same ``images`` images, forwards and backwards."""
 
     def __init__(
         self,
         layout: Layout,
         image_shape: tuple[int, int, int],
+        chains: int,
         images: int,
         steps: int,
         soft_labels: bool,
         device: torch.device,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        self.steps = steps
-        self._layout = layout
-        double = layout.widened(len(SIGNS))
-        self._places = probe_places(layout, double)
+        self.steps, self.chains = steps, chains
+        wide, probes = layout.widened(chains), layout.widened(2 * chains)
+        self._layout = wide
+        self._places = probe_places(wide, probes)
         channels, height, width = image_shape
         float32 = torch.float32
         self._theta, self._velocity, self._gradient, self._costate = (
-            aligned_rows(1, layout.size, device, float32)[0] for _ in range(4)
+            aligned_rows(1, wide.size, device, float32)[0] for _ in range(4)
         )
-        self._compact = aligned_rows(1, layout.size, device, dtype)[0]
-        self._path = aligned_rows(steps + 1, layout.size, device, float32)
-        self._probes, self._slopes = (aligned_rows(1, double.size, device, float32)[0] for _ in range(2))
-        self._compact_probes = aligned_rows(1, double.size, device, dtype)[0]
+        self._compact = aligned_rows(1, wide.size, device, dtype)[0]
+        self._path = aligned_rows(steps + 1, wide.size, device, float32)
+        self._probes, self._slopes = (aligned_rows(1, probes.size, device, float32)[0] for _ in range(2))
+        self._compact_probes = aligned_rows(1, probes.size, device, dtype)[0]
         self._x = torch.zeros(steps, images, height, width, channels, device=device, dtype=dtype)
         self._dx = torch.zeros(steps, images, channels, height, width, device=device)
         label_shape = (steps, images, layout.classes) if soft_labels else (steps, images)
         self._y = torch.zeros(label_shape, device=device, dtype=float32 if soft_labels else torch.int64)
         self._dy = torch.zeros_like(self._y) if soft_labels else None
         self._factors = torch.zeros(steps, images, device=device)
-        self._energies = torch.zeros(images * len(SIGNS), device=device)
-        self._rates, self._reach = torch.zeros(4, device=device), torch.ones((), device=device)
+        self._energies = torch.zeros(images * 2 * chains, device=device)
+        self._rates, self._reaches = torch.zeros(4, device=device), torch.ones(2 * chains, device=device)
         self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
         self._dstep = torch.zeros((), device=device)
-        self._descent = EnergyGradient(layout, images, device, dtype)
-        self._difference = EnergyGradient(double, images, device, dtype, SIGNS)
+        self._descent = EnergyGradient(wide, images, device, dtype)
+        self._difference = EnergyGradient(probes, images, device, dtype)
         self._forwards, self._backwards = self._capture()
 
     def set_rates(self, step_size: Tensor, decay: float) -> None:
@@ -79,26 +79,28 @@ class CapturedTrajectory:
         self._rates[1] = decay
 
     def forwards(self, start: Tensor, x: Tensor, y: Tensor, factors: Tensor) -> Tensor:
-        """theta after a block from ``start`` on images (steps, images, channels, height, width).
+        """theta after a block from ``start`` (chains, size) on images (steps, images, channels, height, width).
 
         Labels and factors w_i / n are those of each step's images, (steps, images) and the classes of soft labels.
         """
-        self._theta.copy_(start[self._layout.order])
+        self._theta.copy_(start.flatten()[self._layout.order])
         self._compact.copy_(self._theta)
         self._x.copy_(x.movedim(2, -1))
         self._y.copy_(y)
         self._factors.copy_(factors)
         self._forwards.replay()
-        return self._path[-1][self._layout.inverse]
+        return self._path[-1][self._layout.inverse].view_as(start)
 
     def backwards(self, costate: Tensor, reach: Tensor) -> BlockAdjoint:
-        """The adjoint of the block that ``forwards`` ran last, with h = ``reach``."""
-        self._costate.copy_(costate[self._layout.order])
-        self._reach.copy_(reach)
+        """The adjoint of the block that ``forwards`` ran last, with an h = ``reach`` for each chain."""
+        self._costate.copy_(costate.flatten()[self._layout.order])
+        torch.cat([reach, -reach], out=self._reaches)
+        self._difference.signs.copy_(1 / (2 * self._reaches))
         self._backwards.replay()
-        scale = -self._rates[0] / (2 * self._reach)
-        labels = None if self._dy is None else self._dy * scale
-        return BlockAdjoint(self._costate[self._layout.inverse], self._dx * scale, self._dstep.clone(), labels)
+        eta = self._rates[0]
+        labels = None if self._dy is None else self._dy * -eta
+        before = self._costate[self._layout.inverse].view_as(costate)
+        return BlockAdjoint(before, self._dx * -eta, self._dstep.clone(), labels)
 
     def _step(self, step: int) -> None:
         self._path[step].copy_(self._theta)
@@ -114,9 +116,9 @@ class CapturedTrajectory:
         update(self._theta, self._velocity, self._gradient, self._compact, self._rates, self._seeds, step)
 
     def _adjoint_step(self, step: int) -> None:
-        """One step back; ``_dx`` and ``_dy`` get differences that are still to be divided by -2 h / eta."""
+        """One step back; ``_dx`` and ``_dy`` get what is still to be multiplied by -eta."""
         theta, following = self._path[step], self._path[step + 1]
-        set_probes(theta, self._costate, self._reach, self._places, self._probes, self._compact_probes, self._slopes)
+        set_probes(theta, self._costate, self._reaches, self._places, self._probes, self._compact_probes, self._slopes)
         self._dx[step] = self._difference.accumulate_both(
             self._probes,
             self._compact_probes,
@@ -128,7 +130,7 @@ class CapturedTrajectory:
         )
         if self._dy is not None:
             self._dy[step] = self._difference.label_gradient()
-        pull_back(theta, following, self._costate, self._reach, self._rates, self._slopes, self._places, self._dstep)
+        pull_back(theta, following, self._costate, self._rates, self._slopes, self._places, self._dstep)
 
     def _images(self, step: int) -> Tensor:
         return self._x[step].movedim(-1, 1)

@@ -10,20 +10,14 @@ import typer
 from pseudocoresets.commands import options as o
 from pseudocoresets.commands.output import print_json
 from pseudocoresets.commands.planning import make_plan
-from pseudocoresets.construct import (
-    CHECKPOINT_SECONDS,
-    Construction,
-    build_method,
-    real_coreset,
-    run_construction,
-)
+from pseudocoresets.construct import CHECKPOINT_SECONDS
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import load_dataset
 from pseudocoresets.devices import fit_threads
 from pseudocoresets.experts import load_experts, require_experts_for
 from pseudocoresets.files import require_writable
 from pseudocoresets.networks import build_network
-from pseudocoresets.pipeline import write_log
+from pseudocoresets.pipeline import WorkFiles, construct_plan, write_log
 from pseudocoresets.progress import for_stream
 from pseudocoresets.selection import SELECTIONS
 
@@ -32,7 +26,7 @@ def construct(
     out: Annotated[Path, typer.Option("--out", help="Coreset file to write.")],
     experts: Annotated[Path, typer.Option("--experts", help="Folder of expert trajectories.")],
     dataset: o.DatasetName = "digits",
-    method: o.MethodName = "cd",
+    method: o.MethodName = None,
     ipc: o.ImagesPerClass = 1,
     network: Annotated[str | None, typer.Option("--network", help="Network that the experts must be of.")] = None,
     data_dir: o.DataDir = Path("data"),
@@ -85,23 +79,19 @@ def construct(
     fit_threads(data.shape)
     wanted = None if network is None else build_network(network, data.shape, len(data.classes)).spec
     require_experts_for(trained, data.name, wanted)
-    if method in SELECTIONS:
-        chosen = real_coreset(data, plan.construction, trained.network.spec, method)
-        made = Construction(chosen, chosen, [])
-    else:
-        made = run_construction(
-            data,
-            trained,
-            method,
-            build_method(method, plan.method_options),
-            plan.construction,
-            checkpoint=_beside(out, ".checkpoint"),
-            checkpoint_seconds=checkpoint_seconds,
-            rescue=_beside(out, ".last-good.safetensors"),
-            initial=None if initial is None else Coreset.load(initial, data_dir=data_dir),
-            device=device,
-            progress=for_stream(),
-        )
+    made = construct_plan(
+        plan,
+        data,
+        trained,
+        WorkFiles(
+            _beside(out, ".checkpoint"), _beside(out, ".before.checkpoint"), _beside(out, ".last-good.safetensors")
+        ),
+        device,
+        for_stream(),
+        initial=None if initial is None else Coreset.load(initial, data_dir=data_dir),
+        checkpoint_seconds=checkpoint_seconds,
+    )
+    if plan.method not in SELECTIONS:
         write_log(_beside(out, ".log.jsonl"), made.history)
     made.coreset.save(out)
     made.discard_checkpoint()

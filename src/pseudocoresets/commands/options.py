@@ -14,7 +14,10 @@ DataDir = Annotated[Path, typer.Option("--data-dir", help="Folder that holds the
 NetworkName = Annotated[
     str, typer.Option("--network", help="Network and its options, such as convnet or convnet:depth=3,width=128.")
 ]
-MethodName = Annotated[str, typer.Option("--method", help="Construction method, or 'random' for real images.")]
+MethodName = Annotated[
+    str | None,
+    typer.Option("--method", help="Construction method, or 'random' for real images. Default: the preset's."),
+]
 ImagesPerClass = Annotated[int, typer.Option("--ipc", help="Images per class.")]
 ExpertsDir = Annotated[Path | None, typer.Option("--experts", help="Folder of expert trajectories.")]
 ExpertCount = Annotated[int | None, typer.Option("--expert-count", help="Number of experts.")]

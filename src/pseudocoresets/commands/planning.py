@@ -23,7 +23,7 @@ SHARED_BY_STAGES = ("ipc", "seed", "initialisation", "augment", "weights", "prio
 def make_plan(
     *,
     dataset: str,
-    method: str,
+    method: str | None,
     network: str,
     ipc: int,
     protocol: str,
@@ -36,14 +36,15 @@ def make_plan(
     sampling: Mapping[str, Any] | None = None,
     method_options: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """A plan whose names are known to be right before anything long begins."""
+    """A plan whose names are known to be right before anything long begins; no ``method`` is the preset's."""
     known_dataset(dataset)
     NETWORKS[parse_name(network)[0]]
     SAMPLERS[sampler]
-    known_method(method)
     if protocol not in PROTOCOLS:
         raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{protocol}'.")
     chosen = preset_for(preset, dataset, ipc)
+    method = chosen.default_method if method is None else method
+    known_method(method)
     options = chosen.method_options(method) | dict(method_options or {})
     if method not in SELECTIONS:
         build_method(method, options)
@@ -65,12 +66,12 @@ def make_plan(
 
 def _stage_before(method: str, preset: Preset, own: Mapping[str, Any]) -> Stage | None:
     """What the preset puts before the method, with the settings that say what is to be made, not how it is learned."""
-    name = preset.before.get(method)
-    if name is None:
+    before = preset.before.get(method)
+    if before is None:
         return None
     shared = {key: value for key, value in own.items() if key in SHARED_BY_STAGES}
-    settings = ConstructionSettings(**{**preset.construction_for(name), **shared})
-    return Stage(name, preset.method_options(name), settings)
+    learning = {**preset.construction_for(before.method), "iterations": before.iterations}
+    return Stage(before.method, preset.method_options(before.method), ConstructionSettings(**{**learning, **shared}))
 
 
 def known_dataset(name: str) -> None:

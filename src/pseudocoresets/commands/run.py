@@ -17,7 +17,7 @@ from pseudocoresets.report import write_report
 
 def run(
     dataset: o.DatasetName = "digits",
-    method: o.MethodName = "cd",
+    method: o.MethodName = None,
     ipc: o.ImagesPerClass = 1,
     network: o.NetworkName = "convnet",
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/DATASET-METHOD-ipcN.")] = None,
@@ -83,7 +83,7 @@ def run(
         ),
         method_options=o.parse_settings(method_options),
     )
-    folder = out or Path("runs") / f"{dataset.replace(':', '-').replace('/', '-')}-{method}-ipc{ipc}"
+    folder = out or Path("runs") / f"{dataset.replace(':', '-').replace('/', '-')}-{plan.method}-ipc{ipc}"
     outcome = run_plan(plan, folder, data_dir=data_dir, experts_dir=experts, device=device, progress=for_stream())
     page = write_report(outcome.folder)
     if json:

@@ -121,15 +121,14 @@ def descend_captured(
     wanted = learned_tensors(points)
     if set(wanted) - {"x", "y", step_size}:
         return None
-    captured = captured_matching(points, problem, steps, points_per_step, randomness)
+    captured = captured_matching(points, problem, len(start), steps, points_per_step, randomness)
     if captured is None:
         return None
-    trajectories = [captured.forwards(place) for place in start]
-    end = torch.stack([positions[-1] for positions in trajectories])
-    loss, costates, spacings = judge(end)
-    assert spacings is not None
-    for positions, costate, spacing in reversed(list(zip(trajectories, costates, spacings, strict=True))):
-        captured.backwards(positions, costate, spacing.squeeze())
+    positions = captured.forwards(start)
+    end = positions[-1]
+    loss, costate, spacing = judge(end)
+    assert spacing is not None
+    captured.backwards(positions, costate, spacing.squeeze(1))
     gradients = {"x": captured.image_gradient, step_size: captured.step_size_gradient}
     if captured.label_gradient is not None:
         gradients["y"] = captured.label_gradient

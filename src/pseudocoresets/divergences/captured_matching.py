@@ -31,7 +31,7 @@ class Block(NamedTuple):
 
 
 class CapturedMatching:
-    """Descents on the points from several places, and the gradients of a function of their ends, added up.
+    """Descents of several chains on the points, and the gradients of a function of their ends.
 
     Only the positions between blocks are kept; a block is run again when its adjoint needs what lies inside.
     """
@@ -50,14 +50,14 @@ class CapturedMatching:
         self.step_size_gradient = torch.zeros((), device=self._x.device)
 
     def forwards(self, start: Tensor) -> list[Tensor]:
-        """Positions (size,) before the first block, between blocks, and after the last."""
+        """Positions (chains, size) before the first block, between blocks, and after the last."""
         positions = [start]
         for block in self._blocks:
             positions.append(self._run(positions[-1], block))
         return positions
 
     def backwards(self, positions: Sequence[Tensor], costate: Tensor, spacing: Tensor) -> None:
-        """Add the gradients that belong to dL/dtheta_k = ``costate`` at the end of ``positions``."""
+        """The gradients that belong to dL/dtheta_k = ``costate`` (chains, size) at the end of ``positions``."""
         for place, block in reversed(list(zip(positions, self._blocks, strict=False))):
             if self._run_from is not place:
                 self._run(place, block)
@@ -79,16 +79,16 @@ class CapturedMatching:
 
 
 def captured_matching(
-    points: Points, problem: Problem, steps: int, points_per_step: int, randomness: Randomness
+    points: Points, problem: Problem, chains: int, steps: int, points_per_step: int, randomness: Randomness
 ) -> CapturedMatching | None:
-    """Matching over ``steps`` steps with views drawn now, or None where the fast path does not apply."""
+    """Descents of ``steps`` steps with views drawn now, or None where the fast path does not apply."""
     model, count = problem.energy.model, len(points.x)
     if not isinstance(model, Classifier):
         return None
     images = min(points_per_step or count, count)
     length = trajectory_block_length(steps, images)
     soft = points.y.is_floating_point()
-    runner = problem.accelerator.trajectory_for(model.network, points.x.device, images, length, soft)
+    runner = problem.accelerator.trajectory_for(model.network, points.x.device, chains, images, length, soft)
     if runner is None:
         return None
     runner.set_rates(points.extras[STEP_SIZE], problem.decay(model))

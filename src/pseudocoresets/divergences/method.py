@@ -91,10 +91,10 @@ class Problem:
         model = self.energy.model
         return self.accelerator.probabilities(model.network, thetas, x) if isinstance(model, Classifier) else None
 
-    def slope(self, theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
-        """A batch's mean energy and its gradient in theta (size,) on the fast path; None elsewhere."""
+    def slopes(self, thetas: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+        """A batch's mean energy at ``thetas`` (chains, size) and its gradients on the fast path; None elsewhere."""
         model = self.energy.model
-        return self.accelerator.slope(model.network, theta, x, y) if isinstance(model, Classifier) else None
+        return self.accelerator.slopes(model.network, thetas, x, y) if isinstance(model, Classifier) else None
 
     def run_chain(
         self, kernel: AnyKernel, start: Tensor, points: Points, steps: int, randomness: Randomness, noisy: bool = True

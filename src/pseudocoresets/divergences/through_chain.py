@@ -6,14 +6,15 @@ method descends its energy part, along W = ``steps`` steps of the chain:
     theta_{t+1} = theta_t - eta grad_theta U(theta_t; A_t x),      t = 0 .. W-1,   theta_0 = a chain's present place
     L           = - mean over a batch of real data of log p(y | x_real, theta_W)
 
-A_t is the augmentation of step t. dL/dx is found by the adjoint of the W steps (divergences/adjoint.py) from
-lambda_W = grad_theta L(theta_W): exactly (``gradient="constant-memory"``), or by differences, the default, where
-h lambda_W has ``reach`` times the length of the window's own path theta_W - theta_0.
+averaged over ``windows`` chains, which see the same A_t x and the same batch; A_t is the augmentation of step t. dL/dx
+is found by the adjoint of the W steps (divergences/adjoint.py) from lambda_W = grad_theta L(theta_W): exactly
+(``gradient="constant-memory"``), or by differences, the default, where h lambda_W has ``reach`` times the length of the
+window's own path theta_W - theta_0.
 
 It is the truncated backpropagation through training of dataset distillation (RaT-BPTT, Feng et al. 2023), which runs a
 network from its initialisation to a random step and differentiates the last W. Here chains persist instead: a pool of
-``chains`` places is carried from one iteration to the next. Each iteration picks one at random, restarts it from the
-network's random initialisation with a probability p, and leaves it at theta_W. As in persistent contrastive
+``chains`` places is carried from one iteration to the next. Each iteration picks some at random, restarts each from
+the network's random initialisation with a probability p, and leaves it at theta_W. As in persistent contrastive
 divergence, the steps before the window were taken on earlier points.
 
 A restarted chain first takes B = ``burn_in`` steps on the present points, which no gradient sees. A window that is the
@@ -89,7 +90,9 @@ class ThroughChain:
     spread: bool = False
     """Whether the first pool has the ages of the long run rather than all the same."""
     equal_weight: bool = False
-    """Whether each window's gradient is divided by its norm over the images."""
+    """Whether the gradient of an iteration is divided by its norm over the images."""
+    windows: int = 1
+    """How many chains take a window in each iteration, side by side."""
 
     def __post_init__(self) -> None:
         require_at_least(
@@ -97,7 +100,8 @@ class ThroughChain:
             steps=(self.steps, 1),
             burn_in=(self.burn_in, 0),
             horizon=(self.horizon, self.burn_in + self.steps),
-            chains=(self.chains, 1),
+            windows=(self.windows, 1),
+            chains=(self.chains, self.windows),
             batch_size=(self.batch_size, 1),
             stored=(self.stored, 2),
             step_size_learning_rate=(self.step_size_learning_rate, 0),
@@ -115,20 +119,25 @@ class ThroughChain:
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         pool = self._pool(points, problem, randomness)
-        chosen = randomness.host.randrange(self.chains)
-        start = pool[chosen : chosen + 1]
-        if randomness.host.random() < self._restart_probability:
-            fresh = _cold_start(problem, 1, points.x, randomness)
-            start = self._aged(points, problem, fresh, self.burn_in, randomness)
+        chosen = randomness.host.sample(range(self.chains), self.windows)
+        start = torch.cat([self._place(pool[chain : chain + 1], points, problem, randomness) for chain in chosen])
         descent = self.descend(self._with_step_size(points), problem, start, randomness)
         pool = pool.clone()
-        pool[chosen] = descent.end[0]
+        for chain, end in zip(chosen, descent.end, strict=True):
+            pool[chain] = end
         terms = {STEP_SIZE: points.extras[STEP_SIZE].detach()} if STEP_SIZE in points.extras else {}
         value = _of_unit_gradient(descent.loss, points) if self.equal_weight else descent.loss
         return Loss(value, terms, {POOL: pool})
 
+    def _place(self, place: Tensor, points: Points, problem: Problem, randomness: Randomness) -> Tensor:
+        """Where a chain's window starts: where the chain is, or after a restart and its burn-in."""
+        if randomness.host.random() >= self._restart_probability:
+            return place
+        fresh = _cold_start(problem, 1, points.x, randomness)
+        return self._aged(points, problem, fresh, self.burn_in, randomness)
+
     def descend(self, points: Points, problem: Problem, start: Tensor, randomness: Randomness) -> Descent:
-        """The window's steps from ``start`` (1, parameters), and the loss of a batch of real data at their end."""
+        """The steps from ``start`` (windows, parameters), and the loss of a batch of real data at their ends."""
         x, y = self._real_batch(problem, randomness)
         judge = partial(self._judge, problem, x, y, start)
         if self.gradient == "differences":
@@ -139,8 +148,8 @@ class ThroughChain:
         return descend_by_adjoint(points, problem, start, views, judge, self.stored)
 
     def _judge(self, problem: Problem, x: Tensor, y: Tensor, start: Tensor, end: Tensor) -> Judgement:
-        loss, slope = real_slope(problem, end[0], x, y)
-        costate = slope[None]
+        energies, slopes = real_slopes(problem, end, x, y)
+        loss, costate = energies.mean(), slopes / len(end)
         if self.gradient != "differences":
             return Judgement(loss, costate, None)
         return Judgement(loss, costate, spacing_of_length(self.reach * _path_length(start, end), costate))
@@ -207,26 +216,26 @@ def _of_unit_gradient(loss: Tensor, points: Points) -> Tensor:
     return with_gradient(loss, wanted, {name: gradient / norm for name, gradient in gradients.items()})
 
 
-class RealSlope(NamedTuple):
-    """The energy of real data at a parameter vector, per datum, and its gradient there; no graph."""
+class RealSlopes(NamedTuple):
+    """The energy of real data at each of several parameter vectors, per datum, and its gradients there; no graph."""
 
-    energy: Tensor
-    slope: Tensor
+    energies: Tensor
+    slopes: Tensor
 
 
-def real_slope(problem: Problem, theta: Tensor, x: Tensor, y: Tensor) -> RealSlope:
-    """- mean_i log p(y_i | x_i, theta) at theta (size,), and its gradient, gathered over parts of the batch."""
-    fast = problem.slope(theta.detach(), x, y)
+def real_slopes(problem: Problem, thetas: Tensor, x: Tensor, y: Tensor) -> RealSlopes:
+    """- mean_i log p(y_i | x_i, theta) at each theta (chains, size), and its gradients, gathered over parts."""
+    fast = problem.slopes(thetas.detach(), x, y)
     if fast is not None:
-        return RealSlope(*fast)
-    theta = theta.detach().requires_grad_()
-    energy, slope = theta.new_zeros(()), torch.zeros_like(theta)
+        return RealSlopes(*fast)
+    thetas = thetas.detach().requires_grad_()
+    energies, slopes = thetas.new_zeros(len(thetas)), torch.zeros_like(thetas)
     for images, labels in zip(x.split(REAL_IMAGES_AT_ONCE), y.split(REAL_IMAGES_AT_ONCE), strict=True):
         with torch.enable_grad():
-            part = -problem.energy.model.log_likelihood(theta, images, labels).sum() / len(x)
-        energy += part.detach()
-        slope += torch.autograd.grad(part, theta)[0]
-    return RealSlope(energy, slope)
+            part = -problem.energy.model.log_likelihood(thetas, images, labels).sum(-1) / len(x)
+        energies += part.detach()
+        slopes += torch.autograd.grad(part.sum(), thetas)[0]
+    return RealSlopes(energies, slopes)
 
 
 def _path_length(start: Tensor, end: Tensor) -> Tensor:
