@@ -26,7 +26,7 @@ from pseudocoresets.coreset import Coreset
 from pseudocoresets.divergences import ContrastiveDivergence
 from pseudocoresets.kernels import Langevin
 
-ITERATIONS = 120
+ITERATIONS = 300
 PATIENCE = 60.0
 
 needs_fork = pytest.mark.skipif(torch.cuda.is_available(), reason="a process that holds a CUDA device cannot fork")
