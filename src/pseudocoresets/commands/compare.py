@@ -65,14 +65,7 @@ def compare(
             experts=o.given(epochs=epochs),
             construction=o.given(iterations=iterations)
             | o.posterior(temperature, construction_temperature, prior_scale, weights),
-            sampling=o.given(
-                chains=chains,
-                steps=sampling_steps,
-                step_size=sampling_step_size,
-                samples=samples,
-                temperature=temperature,
-                prior_scale=prior_scale,
-            ),
+            sampling=o.sampling(chains, sampling_steps, sampling_step_size, samples, temperature, prior_scale),
         )
         for name in names
     }

@@ -61,14 +61,7 @@ def evaluate(
         preset=preset,
         seed=seed,
         construction={"weights": coreset.configuration.get("settings", {}).get("weights", "full")},
-        sampling=o.given(
-            chains=chains,
-            steps=sampling_steps,
-            step_size=sampling_step_size,
-            samples=samples,
-            temperature=temperature,
-            prior_scale=prior_scale,
-        ),
+        sampling=o.sampling(chains, sampling_steps, sampling_step_size, samples, temperature, prior_scale),
     )
     if not plan.dataset.startswith(FOLDER_PREFIX):
         require_same_shape(coreset, find_entry(plan.dataset))  # before anything is fetched

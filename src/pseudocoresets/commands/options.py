@@ -89,6 +89,25 @@ def posterior(
     return given(temperature=own, prior_scale=prior_scale, weights=weights)
 
 
+def sampling(
+    chains: int | None,
+    steps: int | None,
+    step_size: float | None,
+    samples: int | None,
+    temperature: float | None,
+    prior_scale: float | None,
+) -> dict[str, Any]:
+    """What the user said of the sampler."""
+    return given(
+        chains=chains,
+        steps=steps,
+        step_size=step_size,
+        samples=samples,
+        temperature=temperature,
+        prior_scale=prior_scale,
+    )
+
+
 def given(**settings: Any) -> dict[str, Any]:
     """The settings that the user gave; the others stay with the preset."""
     return {name: value for name, value in settings.items() if value is not None}

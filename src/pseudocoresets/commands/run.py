@@ -73,14 +73,7 @@ def run(
             learn_weights=learn_weights,
             **o.posterior(temperature, construction_temperature, prior_scale, weights),
         ),
-        sampling=o.given(
-            chains=chains,
-            steps=sampling_steps,
-            step_size=sampling_step_size,
-            samples=samples,
-            temperature=temperature,
-            prior_scale=prior_scale,
-        ),
+        sampling=o.sampling(chains, sampling_steps, sampling_step_size, samples, temperature, prior_scale),
         method_options=o.parse_settings(method_options),
     )
     folder = out or Path("runs") / f"{dataset.replace(':', '-').replace('/', '-')}-{plan.method}-ipc{ipc}"
