@@ -48,7 +48,10 @@ CELLS_INTRODUCTION = """
 A tenth of the training data was held out from experts and constructions. For each row, it chose when chains stop: after
 how many steps, the samples being those of the second half; the choice of highest accuracy among those with an ECE of at
 most 0.04, or that of the lowest ECE where there is none. The test data was then looked at once. "Device s" is the time
-of the construction, what it started from included, and of the judgement. Settings are those of `--preset paper`.
+of the construction, what it started from included, and of the judgement. Settings are those of `--preset paper`. One
+cell is made by
+
+    python benchmarks/cells.py --jobs benchmarks/jobs/paper.json --only cifar10 10 --experts 6 --epochs 30 --test --out OUT
 """
 METHODS_INTRODUCTION = """
 ## All methods, ten images per class
