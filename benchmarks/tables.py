@@ -51,7 +51,7 @@ most 0.04, or that of the lowest ECE where there is none. The test data was then
 of the construction, what it started from included, and of the judgement. Settings are those of `--preset paper`. One
 cell is made by
 
-    python benchmarks/cells.py --jobs benchmarks/jobs/paper.json --only cifar10 10 --experts 6 --epochs 30 --test --out OUT
+    cd benchmarks && python cells.py --jobs jobs/paper.json --only cifar10 10 --experts 6 --epochs 30 --test --out OUT
 """
 METHODS_INTRODUCTION = """
 ## All methods, ten images per class
