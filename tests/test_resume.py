@@ -214,7 +214,7 @@ def test_the_command_goes_on_after(
     assert (folder / "c.checkpoint").exists()
     assert not (folder / "c.safetensors").exists()
     if how == signal.SIGINT:
-        assert process.returncode == 130
+        assert process.returncode == 130, errors
         assert output == ""
         assert "Traceback" not in errors
         assert errors.splitlines()[-1].startswith("Interrupted.")
