@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -83,6 +84,12 @@ def start_bpc(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
             text=True,
             cwd=tmp_path,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
+            preexec_fn=_heed_interrupts,
         )
 
     return start
+
+
+def _heed_interrupts() -> None:
+    """A shell's background jobs ignore Ctrl-C, and so would their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
