@@ -75,8 +75,7 @@ def plan_for(job: dict[str, Any], seed: int, expert_count: int, epochs: int) -> 
         construction=job.get("construction"),
         method_options=job.get("options"),
     )
-    seeded = {"construction": replace(plan.construction, seed=seed), "sampling": replace(plan.sampling, seed=seed)}
-    return replace(plan, **seeded)
+    return plan.with_seed(seed)
 
 
 @dataclass(frozen=True)

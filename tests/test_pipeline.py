@@ -31,20 +31,23 @@ def experts(digits: Dataset) -> Experts:
     return train_experts(digits, "mlp:width=16", 2, epochs=6, device="cpu")
 
 
-@pytest.fixture
-def plan() -> Plan:
-    full = make_plan(
+def plan_of(method: str | None, preset: str = "paper", **settings: Any) -> Plan:
+    return make_plan(
         dataset="digits",
-        method="bptt",
+        method=method,
         network="mlp:width=16",
         ipc=1,
         protocol="cold",
         sampler="langevin",
-        preset="paper",
+        preset=preset,
         seed=3,
-        construction={"iterations": 4},
-        method_options={"steps": 3, "batch_size": 32},
+        **settings,
     )
+
+
+@pytest.fixture
+def plan() -> Plan:
+    full = plan_of("bptt", construction={"iterations": 4}, method_options={"steps": 3, "batch_size": 32})
     assert full.before is not None
     settings = replace(full.before.construction, iterations=3)
     return replace(full, before=replace(full.before, method_options={"steps": 4}, construction=settings))
@@ -59,18 +62,10 @@ def test_a_preset_names_what_comes_before_and_gives_it_what_is_to_be_made(plan: 
     assert plan.before is not None
     assert plan.before.method == "wasserstein"
     assert (plan.before.construction.ipc, plan.before.construction.seed) == (1, 3)
-    assert plan.with_seed(5).before.construction.seed == 5  # type: ignore[union-attr]
-    single = make_plan(
-        dataset="digits",
-        method="wasserstein",
-        network="mlp",
-        ipc=1,
-        protocol="cold",
-        sampler="langevin",
-        preset="paper",
-        seed=0,
-    )
-    assert single.before is None
+    reseeded = plan.with_seed(5).before
+    assert reseeded is not None
+    assert reseeded.construction.seed == 5
+    assert plan_of("wasserstein").before is None
 
 
 def test_the_second_stage_starts_where_the_first_ended(
@@ -122,6 +117,4 @@ def test_points_that_are_given_take_the_place_of_the_first_stage(
 
 
 def test_the_method_of_a_preset_is_used_where_none_is_named() -> None:
-    common = {"dataset": "digits", "network": "mlp", "ipc": 1, "protocol": "cold", "sampler": "langevin", "seed": 0}
-    methods = [make_plan(method=None, preset=preset, **common).method for preset in ("quick", "paper")]
-    assert methods == ["cd", "bptt"]
+    assert [plan_of(None, preset).method for preset in ("quick", "paper")] == ["cd", "bptt"]

@@ -7,11 +7,11 @@ else the functions here answer None and the plain path runs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ PREDICTED_AT_ONCE = 1000
 PRECISIONS = ("auto", "float32")
 
 logger = logging.getLogger(__name__)
+Captured = TypeVar("Captured")
 
 
 @dataclass
@@ -55,9 +56,13 @@ class Accelerator:
             return None
         key = (str(network.spec.as_json()), str(device), chains, images, steps, soft, shared)
         if key not in self._captured:
-            self._captured[key] = _capture_chains(
-                self._layout(network, device), network, device, chains, images, steps, soft, shared
-            )
+
+            def capture(layout: Layout) -> CapturedChains:
+                from pseudocoresets.accelerated.chains import CapturedChains
+
+                return CapturedChains(layout, network.spec.shape, chains, images, steps, soft, shared, device)
+
+            self._captured[key] = _capture(self._layout(network, device), capture)
         return self._captured[key]
 
     def trajectory_for(
@@ -68,8 +73,13 @@ class Accelerator:
             return None
         key = (str(network.spec.as_json()), str(device), chains, images, steps, soft)
         if key not in self._trajectories:
-            layout = self._layout(network, device)
-            self._trajectories[key] = _capture_trajectory(layout, network, device, chains, images, steps, soft)
+
+            def capture(layout: Layout) -> CapturedTrajectory:
+                from pseudocoresets.accelerated.trajectory import CapturedTrajectory
+
+                return CapturedTrajectory(layout, network.spec.shape, chains, images, steps, soft, device)
+
+            self._trajectories[key] = _capture(self._layout(network, device), capture)
         return self._trajectories[key]
 
     def _layout(self, network: Network, device: torch.device) -> Layout | None:
@@ -159,34 +169,12 @@ def _probabilities(layout: Layout, thetas: Tensor, inputs: Tensor) -> Iterator[T
         yield workspace.logits(ordered, ordered.bfloat16(), x).softmax(-1)
 
 
-def _capture_chains(
-    layout: Layout | None,
-    network: Network,
-    device: torch.device,
-    chains: int,
-    images: int,
-    steps: int,
-    soft: bool,
-    shared: bool,
-) -> CapturedChains | None:
+def _capture(layout: Layout | None, build: Callable[[Layout], Captured]) -> Captured | None:
+    """What ``build`` captures for a layout, or None where there is none or the device objects."""
     if layout is None:
         return None
-    from pseudocoresets.accelerated.chains import CapturedChains
-
     with _falling_back():
-        return CapturedChains(layout, network.spec.shape, chains, images, steps, soft, shared, device)
-    return None
-
-
-def _capture_trajectory(
-    layout: Layout | None, network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool
-) -> CapturedTrajectory | None:
-    if layout is None:
-        return None
-    from pseudocoresets.accelerated.trajectory import CapturedTrajectory
-
-    with _falling_back():
-        return CapturedTrajectory(layout, network.spec.shape, chains, images, steps, soft, device)
+        return build(layout)
     return None
 
 

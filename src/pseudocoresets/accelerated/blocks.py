@@ -295,7 +295,7 @@ def first_convolution_input_gradient(weight: Tensor, dz: Tensor, dx: Tensor, pad
     ``weight`` (channels, 9 * inputs) is as the kernels read it. cuDNN is four times slower at so few inputs.
     """
     images, inputs, side = dx.shape[:3]
-    taps = max(16, triton.next_power_of_2(9 * inputs))
+    taps = _taps(inputs)
     padded = weight.new_zeros(len(weight), taps)
     padded[:, : 9 * inputs] = weight
     patches = dz.permute(0, 2, 3, 1).reshape(-1, len(weight)) @ padded
@@ -312,9 +312,14 @@ def _convolution_shape(x: Tensor, z: Tensor, padding: int) -> dict[str, Any]:
         "side": side,
         "padding": padding,
         "inputs": inputs,
-        "taps": max(16, triton.next_power_of_2(9 * inputs)),
+        "taps": _taps(inputs),
         "channels": z.shape[1],
     }
+
+
+def _taps(inputs: int) -> int:
+    """The nine pixels of a patch, times its channels, padded to what a matrix product wants."""
+    return max(16, triton.next_power_of_2(9 * inputs))
 
 
 def _convolution_block(channels: int) -> int:

@@ -182,11 +182,19 @@ class EnergyGradient:
         self._backward(theta, compact, x, gradient, of_weights=True)
 
     def accumulate_both(
-        self, theta: Tensor, compact: Tensor, x: Tensor, y: Tensor, factors: Tensor, gradient: Tensor, energies: Tensor
-    ) -> Tensor:
-        """``accumulate``, and the gradient in the images, summed over chains."""
+        self,
+        theta: Tensor,
+        compact: Tensor,
+        x: Tensor,
+        y: Tensor,
+        factors: Tensor,
+        gradient: Tensor,
+        energies: Tensor,
+        dx: Tensor,
+    ) -> None:
+        """``accumulate``, and write the gradient in the images, summed over chains, into ``dx``."""
         self.accumulate(theta, compact, x, y, factors, gradient, energies)
-        return self._image_gradient(compact, x)
+        self._image_gradient(compact, dx)
 
     def label_gradient(self) -> Tensor:
         """The gradient in soft labels (m, classes) at the parameters used last, summed over chains."""
@@ -199,7 +207,9 @@ class EnergyGradient:
         """The gradient of sum_i s_i cross-entropy_i in the images (m, channels, height, width)."""
         self._classify(theta, compact, x, y, factors, energies)
         self._backward(theta, compact, x, torch.zeros_like(theta), of_weights=False)
-        return self._image_gradient(compact, x)
+        dx = torch.empty(x.shape, device=x.device)
+        self._image_gradient(compact, dx)
+        return dx
 
     def logits(self, theta: Tensor, compact: Tensor, x: Tensor) -> Tensor:
         """Class scores (m, classes), float32."""
@@ -271,13 +281,11 @@ class EnergyGradient:
             first = self.layout.blocks[0]
             blocks.first_convolution_weight_gradient(x, self._dconvolved[0], gradient[first.weight], first.padding)
 
-    def _image_gradient(self, compact: Tensor, x: Tensor) -> Tensor:
-        """Through the first convolution, after ``_backward``: float32 (m, channels, height, width)."""
+    def _image_gradient(self, compact: Tensor, dx: Tensor) -> None:
+        """Through the first convolution, after ``_backward``, into ``dx`` (m, channels, height, width)."""
         first = self.layout.blocks[0]
-        dx = torch.empty(x.shape, device=x.device)
         weight = compact[first.weight].view(first.channels, 9 * first.inputs)
         blocks.first_convolution_input_gradient(weight, self._dconvolved[0], dx, first.padding)
-        return dx
 
 
 def parameter_gradient(workspace: EnergyGradient, thetas: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

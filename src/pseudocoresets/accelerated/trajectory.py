@@ -45,7 +45,7 @@ class CapturedTrajectory:
         device: torch.device,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        self.steps, self.chains = steps, chains
+        self.steps = steps
         wide, probes = layout.widened(chains), layout.widened(2 * chains)
         self._layout = wide
         self._places = probe_places(wide, probes)
@@ -119,7 +119,7 @@ class CapturedTrajectory:
         """One step back; ``_dx`` and ``_dy`` get what is still to be multiplied by -eta."""
         theta, following = self._path[step], self._path[step + 1]
         set_probes(theta, self._costate, self._reaches, self._places, self._probes, self._compact_probes, self._slopes)
-        self._dx[step] = self._difference.accumulate_both(
+        self._difference.accumulate_both(
             self._probes,
             self._compact_probes,
             self._images(step),
@@ -127,6 +127,7 @@ class CapturedTrajectory:
             self._factors[step],
             self._slopes,
             self._energies,
+            self._dx[step],
         )
         if self._dy is not None:
             self._dy[step] = self._difference.label_gradient()
