@@ -18,6 +18,7 @@ import torch
 
 from provenance import provenance
 from pseudocoresets.accelerated import Accelerator, trajectory_block_length
+from pseudocoresets.accelerated.motion import Costate, at_rest
 from pseudocoresets.networks import build_network
 
 SHAPE = (3, 32, 32)
@@ -48,13 +49,13 @@ def measure(chains: int, images: int, steps: int) -> dict[str, float]:
     assert runner is not None, "the trajectory could not be captured"
     theta = network.initialise(0, chains, device)
     y = torch.arange(images, device=device) % 10
-    runner.set_rates(torch.tensor(0.02, device=device), 0.0)
+    runner.set_rates(torch.tensor(0.02, device=device), 0.0, momentum=0.9)
     x, factors = torch.randn(length, images, *SHAPE, device=device), torch.full((images,), 1 / images, device=device)
     costate = torch.randn_like(theta)
     reach = torch.full((chains,), 0.01, device=device)
     real, labels = torch.randn(512, *SHAPE, device=device), torch.arange(512, device=device) % 10
-    forwards = milliseconds(lambda: runner.forwards(theta, x, y, factors))
-    backwards = milliseconds(lambda: runner.backwards(costate, reach))
+    forwards = milliseconds(lambda: runner.forwards(at_rest(theta), x, y, factors))
+    backwards = milliseconds(lambda: runner.backwards(Costate(costate, costate), reach))
     return {
         "chains": chains,
         "images": images,

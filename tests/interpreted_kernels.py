@@ -16,8 +16,10 @@ from torch.nn import functional as F
 from pseudocoresets.accelerated import Accelerator, head
 from pseudocoresets.accelerated.chains import CapturedChains
 from pseudocoresets.accelerated.convnet import EnergyGradient, Layout, layout_of, parameter_gradient
+from pseudocoresets.accelerated.motion import Costate, Motion
 from pseudocoresets.accelerated.trajectory import CapturedTrajectory
-from pseudocoresets.divergences import Points, Problem, Wasserstein, captured_matching
+from pseudocoresets.divergences import Points, Problem, RealData, ThroughChain, Wasserstein, captured_matching
+from pseudocoresets.divergences.adjoint import Descent
 from pseudocoresets.energy import Classifier, Energy, uniform_weights
 from pseudocoresets.experts import Draw
 from pseudocoresets.networks import Network, build_network
@@ -80,19 +82,25 @@ def check_slopes() -> dict[str, float]:
     }
 
 
+def in_standard_errors(noise: Tensor) -> dict[str, float]:
+    """How far mean and deviation of standard normal numbers are from 0 and 1."""
+    count = noise.numel()
+    return {
+        "mean": float(noise.mean()) * count**0.5,
+        "deviation": float(noise.std() - 1) * (2 * count) ** 0.5,
+    }
+
+
 def check_update() -> dict[str, float]:
-    """One step with noise: mean and deviation of the move, momentum, decay, and the cleared gradient."""
+    """One step with noise: mean and deviation of the velocity, momentum, decay, the move, and the cleared gradient."""
     size, eta, decay, noise, momentum = 20_000, 0.1, 0.5, 0.2, 0.9
     theta, velocity = torch.full((size,), 2.0), torch.full((size,), 3.0)
     gradient, compact = torch.full((size,), 4.0), torch.zeros(size)
     rates = torch.tensor([eta, decay, noise, momentum])
     head.update(theta, velocity, gradient, compact, rates, torch.tensor([7]), 1)
     expected_velocity = momentum * 3 + 4 + decay * 2
-    residual = (theta - (2 - eta * expected_velocity)) / noise
-    return {
-        "velocity": float((velocity - expected_velocity).abs().max()),
-        "mean": float(residual.mean()) * size**0.5,
-        "deviation": float(residual.std() - 1) * (2 * size) ** 0.5,
+    return in_standard_errors((velocity - expected_velocity) / noise) | {
+        "move": float((theta - (2 - eta * velocity)).abs().max()),
         "gradient": float(gradient.abs().max()),
         "compact": float((compact - theta).abs().max()),
     }
@@ -126,7 +134,7 @@ class InterpretedChains(CapturedChains):
         return Replay(self._all_steps)
 
 
-def check_chains(shared: bool, soft: bool) -> dict[str, float]:
+def check_chains(shared: bool, soft: bool, momentum: float) -> dict[str, float]:
     """Two steps of three chains without noise, on the same images or each on its own, against autograd."""
     chains, images, steps, step_size, decay = 3, 2, 2, 0.1, 0.01
     generator = torch.Generator().manual_seed(0)
@@ -141,24 +149,43 @@ def check_chains(shared: bool, soft: bool) -> dict[str, float]:
     with mock.patch.multiple(torch.cuda, **CUDA):
         runner = InterpretedChains(layout, (3, 8, 8), chains, images, steps, soft, shared, CPU, torch.float32)
         runner.set_position(start)
-        runner.set_rates(step_size, 0.0, decay)
+        runner.set_rates(step_size, 0.0, decay, momentum)
         runner.set_labels(y, factors)
         runner.run_block(x, None, Randomness.for_purpose(0))
-    expected = start.double()
+    expected, velocity = start.double(), torch.zeros_like(start).double()
     for step in range(steps):
         slopes = [
             reference(network, theta, x[0 if shared else chain, step], y, factors)[1]
             for chain, theta in enumerate(expected)
         ]
-        expected = expected - step_size * (torch.stack(slopes) + decay * expected)
+        velocity = momentum * velocity + torch.stack(slopes) + decay * expected
+        expected = expected - step_size * velocity
     return {
         f"chain {chain}": relative(found - before, wanted - before)
         for chain, (found, wanted, before) in enumerate(zip(runner.position(), expected, start, strict=True))
     }
 
 
-def check_trajectory(soft: bool, chains: int) -> dict[str, float]:
-    """Four steps of each chain and their adjoint, against a plain loop of first derivatives in float64."""
+def check_noise(momentum: float) -> dict[str, float]:
+    """What a temperature adds to one step: eta sqrt(2 (1 - mu) T / eta) N(0, I), that is sqrt(2 (1 - mu) eta T)."""
+    step_size, temperature = 0.1, 0.3
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    layout = layout_of(network)
+    assert isinstance(layout, Layout)
+    ends = []
+    with mock.patch.multiple(torch.cuda, **CUDA):
+        runner = InterpretedChains(layout, (3, 8, 8), 1, 1, 1, False, True, CPU, torch.float32)
+        runner.set_labels(torch.arange(1), torch.ones(1))
+        for degrees in (temperature, 0.0):
+            runner.set_position(network.initialise(0, 1))
+            runner.set_rates(step_size, degrees, momentum=momentum)
+            runner.run_block(torch.ones(1, 1, 1, 3, 8, 8), None, Randomness.for_purpose(0))
+            ends.append(runner.position())
+    return in_standard_errors((ends[0] - ends[1]) / (2 * (1 - momentum) * step_size * temperature) ** 0.5)
+
+
+def check_trajectory(soft: bool, chains: int, momentum: float) -> dict[str, float]:
+    """Four steps of each moving chain and their adjoint, against a plain loop of first derivatives in float64."""
     steps, images, step_size, decay = 4, 3, 0.1, 0.01
     generator = torch.Generator().manual_seed(0)
     network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
@@ -168,10 +195,11 @@ def check_trajectory(soft: bool, chains: int) -> dict[str, float]:
     x = torch.randn(steps, images, 3, 8, 8, generator=generator)
     y = torch.rand(images, 10, generator=generator).softmax(-1) if soft else torch.arange(images)
     factors, costates = torch.rand(images, generator=generator), torch.randn(start.shape, generator=generator)
+    velocities = 0.1 * torch.randn(start.shape, generator=generator)
     trajectory = InterpretedTrajectory(layout, (3, 8, 8), chains, images, steps, soft, CPU, torch.float32)
-    trajectory.set_rates(torch.tensor(step_size), decay)
-    end = trajectory.forwards(start, x, y, factors)
-    found = trajectory.backwards(costates, spacings)
+    trajectory.set_rates(torch.tensor(step_size), decay, momentum)
+    end = trajectory.forwards(Motion(start, velocities), x, y, factors)
+    found = trajectory.backwards(Costate(costates, costates), spacings)
 
     def slopes(theta: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
         _, dtheta, dx = reference(network, theta, x[step], y, factors)
@@ -181,21 +209,28 @@ def check_trajectory(soft: bool, chains: int) -> dict[str, float]:
     dx, dstep = torch.zeros(x.shape, dtype=torch.float64), torch.zeros(())
     dy = torch.zeros(steps, images, 10, dtype=torch.float64)
     ends, befores = [], []
-    for first, costate, spacing in zip(start, costates, spacings.tolist(), strict=True):
-        path, along = [first.double()], costate.double()
+    for first, velocity, costate, spacing in zip(start, velocities, costates, spacings.tolist(), strict=True):
+        path, speeds, along = [first.double()], [velocity.double()], costate.double()
         for step in range(steps):
-            path.append(path[-1] - step_size * slopes(path[-1], step)[0])
+            speeds.append(momentum * speeds[-1] + slopes(path[-1], step)[0])
+            path.append(path[-1] - step_size * speeds[-1])
+        pull = along
         for step in reversed(range(steps)):
-            above, below = (slopes(path[step] + sign * spacing * along, step) for sign in (1, -1))
-            dstep = dstep - (slopes(path[step], step)[0] * along).sum()
+            above, below = (slopes(path[step] + sign * spacing * pull, step) for sign in (1, -1))
+            dstep = dstep - (speeds[step + 1] * along).sum()
             dx[step] -= step_size * (above[1] - below[1]) / (2 * spacing)
             dy[step] -= step_size * (above[2] - below[2]) / (2 * spacing)
             along = along - step_size * (above[0] - below[0]) / (2 * spacing)
-        ends.append(path[-1])
-        befores.append(along)
+            pull = along + momentum * pull
+        ends.append(Motion(path[-1], speeds[-1]))
+        befores.append(Costate(along, pull))
+    (position, speed), (before, pulls) = (map(torch.stack, zip(*each, strict=True)) for each in (ends, befores))
+    unmoved = costates * sum(momentum**power for power in range(steps + 1))
     errors = {
-        "end": relative(end - start, torch.stack(ends) - start),
-        "costate": relative(found.costate - costates, torch.stack(befores) - costates),
+        "end": relative(end.position - start, position - start),
+        "velocity": relative(end.velocity, speed),
+        "costate": relative(found.costate.position - costates, before - costates),
+        "pull": relative(found.costate.pull - unmoved, pulls - unmoved),
         "images": relative(found.images, dx),
         "step size": relative(found.step_size, dstep),
     }
@@ -211,30 +246,61 @@ class InterpretedAccelerator(Accelerator):
         return InterpretedTrajectory(layout, network.spec.shape, chains, images, steps, soft, device, torch.float32)
 
 
-def check_matching(soft: bool, blocks: int, points_per_step: int) -> dict[str, float]:
-    """Two chains over one block or several, against the same differences on the plain path."""
-    steps, images, step_size, data_size = 4, 3, 0.1, 50
+def both_paths(
+    network: Network, descend: Callable[[Points, Problem], Descent], start: Tensor, steps: int, blocks: int, soft: bool
+) -> dict[str, float]:
+    """How far a descent on the fast path, in so many blocks, is from that on the plain path."""
+    images, step_size, data_size = 3, 0.1, 50
     generator = torch.Generator().manual_seed(0)
-    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
     energy = Energy(Classifier(network), data_size)
-    draw = Draw(network.initialise(0, 2), network.initialise(1, 2))
     eta = torch.tensor(step_size, requires_grad=True)
     x = torch.randn(images, 3, 8, 8, generator=generator).requires_grad_()
     y = torch.rand(images, 10, generator=generator).softmax(-1).requires_grad_() if soft else torch.arange(images)
     points = Points(x, y, uniform_weights(images, data_size), {"step_size": eta})
-    learned = [x, y] if soft else [x]
-    method = Wasserstein(steps=steps, chains=2, points_per_step=points_per_step)
+    real = RealData(torch.randn(20, 3, 8, 8, generator=generator), torch.arange(20) % 10, lambda images: images)
+    learned = {"images": x, "step size": eta} | ({"labels": y} if soft else {})
     with mock.patch.object(captured_matching, "trajectory_block_length", lambda *_: steps // blocks):
         plain, fast = (
-            method.match(points, Problem(energy, accelerator=accelerator), draw, Randomness.for_purpose(0))
+            descend(points, Problem(energy, None, lambda: real, accelerator=accelerator))
             for accelerator in (Accelerator(), InterpretedAccelerator())
         )
-    wanted, found = (torch.autograd.grad(match.loss, learned, retain_graph=True) for match in (plain, fast))
+    wanted, found = (torch.autograd.grad(each.loss, list(learned.values())) for each in (plain, fast))
     return {
-        "end": relative(fast.end - draw.start, plain.end - draw.start),
+        "end": relative(fast.end.position - start, plain.end.position - start),
         "loss": relative(fast.loss, plain.loss),
-        "images": relative(found[0], wanted[0]),
-    } | ({"labels": relative(found[1], wanted[1])} if soft else {})
+        "velocity": relative(fast.end.velocity, plain.end.velocity),
+    } | {name: relative(*pair) for name, pair in zip(learned, zip(found, wanted, strict=True), strict=True)}
+
+
+def check_matching(soft: bool, blocks: int, points_per_step: int) -> dict[str, float]:
+    """Two chains over one block or several, against the same differences on the plain path."""
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    draw = Draw(network.initialise(0, 2), network.initialise(1, 2))
+    method = Wasserstein(steps=4, chains=2, points_per_step=points_per_step)
+    return both_paths(
+        network,
+        lambda points, problem: method.match(points, problem, draw, Randomness.for_purpose(0)),
+        draw.start,
+        method.steps,
+        blocks,
+        soft,
+    )
+
+
+def check_window(momentum: float) -> dict[str, float]:
+    """A window of two moving chains over two blocks, against the same differences on the plain path."""
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    start = network.initialise(0, 2)
+    velocity = 0.1 * torch.randn(start.shape, generator=torch.Generator().manual_seed(1))
+    method = ThroughChain(steps=2, windows=2, batch_size=10, momentum=momentum)
+    return both_paths(
+        network,
+        lambda points, problem: method.descend(points, problem, Motion(start, velocity), Randomness.for_purpose(0)),
+        start,
+        method.steps,
+        blocks=2,
+        soft=True,
+    )
 
 
 if __name__ == "__main__":
@@ -245,9 +311,15 @@ if __name__ == "__main__":
             check((3, 8, 8), 2, 20, 3, soft=False),
         ],
         "slopes": check_slopes(),
-        "chains": [check_chains(shared, soft) for shared in (True, False) for soft in (True, False)],
-        "trajectory": [check_trajectory(False, 2), check_trajectory(True, 1)],
+        "chains": [
+            check_chains(shared, soft, 0.8 if shared == soft else 0.0)
+            for shared in (True, False)
+            for soft in (True, False)
+        ],
+        "noise": check_noise(0.9),
+        "trajectory": [check_trajectory(False, 2, 0.8), check_trajectory(True, 1, 0.0)],
         "matching": [check_matching(False, 1, 2), check_matching(True, 2, 0)],
+        "window": check_window(0.9),
         "update": check_update(),
     }
     sys.stdout.write(json.dumps(found))

@@ -51,14 +51,15 @@ def test_kernels_agree_with_autograd_when_interpreted() -> None:
     for differences in found["chains"]:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences
     # A difference of two gradients over a spacing of 0.01 multiplies their rounding by a hundred.
-    for differences in found["trajectory"] + found["matching"]:
+    for differences in [*found["trajectory"], *found["matching"], found["window"]]:
         assert max(differences.values()) < 100 * FLOAT32_ROUNDING, differences
     update = found["update"]
-    assert update["velocity"] < 1e-5
+    assert update["move"] < 1e-5
     assert update["gradient"] == 0
     assert update["compact"] == 0
-    assert abs(update["mean"]) < STANDARD_ERRORS
-    assert abs(update["deviation"]) < STANDARD_ERRORS
+    for noise in (update, found["noise"]):
+        assert abs(noise["mean"]) < STANDARD_ERRORS
+        assert abs(noise["deviation"]) < STANDARD_ERRORS
 
 
 @given(steps=st.integers(1, 500), images=st.integers(1, 20_000))

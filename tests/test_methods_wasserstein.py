@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from methods_problems import gradients, network_points, network_problem
+from pseudocoresets.accelerated.motion import Motion, at_rest
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.divergences import METHODS, ContrastiveWasserstein, Points, Problem, Wasserstein
 from pseudocoresets.divergences.adjoint import Trajectory, step_views
@@ -162,12 +163,12 @@ def test_trajectory_comes_back_in_order_and_holds_few_positions(steps: int, stor
     identity = [lambda x: x] * steps
 
     class Counting(Trajectory):
-        def _run(self, theta: Tensor, first: int, last: int) -> Tensor:
-            return theta + (last - first)
+        def _run(self, motion: Motion, first: int, last: int) -> Motion:
+            return Motion(motion.position + (last - first), motion.velocity)
 
     trajectory = Counting(points, problem, identity, stored)
-    start = torch.zeros(1, 1)
-    assert float(trajectory.forwards(start)) == steps
+    start = at_rest(torch.zeros(1, 1))
+    assert float(trajectory.forwards(start).position) == steps
     order, held = [], []
     for t, theta in trajectory.backwards():
         assert float(theta) == t

@@ -21,11 +21,12 @@ from methods_problems import (
     gradients,
     network_points,
 )
+from pseudocoresets.accelerated.motion import Motion, at_rest
 from pseudocoresets.construct import ConstructionSettings, run_construction
 from pseudocoresets.data import Dataset
 from pseudocoresets.data.augmentation import dsa
-from pseudocoresets.divergences import Points, Problem, RealData, ThroughChain
-from pseudocoresets.divergences.through_chain import POOL, real_slopes
+from pseudocoresets.divergences import Loss, Points, Problem, RealData, ThroughChain
+from pseudocoresets.divergences.through_chain import POOL, VELOCITIES, real_slopes
 from pseudocoresets.energy import Energy
 from pseudocoresets.errors import InputError
 from pseudocoresets.experts import Experts
@@ -56,18 +57,30 @@ def with_carried(points: Points, carried: Any) -> Points:
     return replace(points, carried=carried)
 
 
-@pytest.mark.parametrize(("augment_real", "points_per_step"), [(False, 0), (True, 4)])
-def test_exact_gradient_is_that_of_the_loss_by_finite_differences(augment_real: bool, points_per_step: int) -> None:
-    """In the images, the labels, the weights and the step size, with augmentation."""
+def moving_chains(count: int) -> dict[str, Tensor]:
+    """Chains whose velocities are of the size of a slope."""
+    generator = torch.Generator().manual_seed(6)
+    places = smooth_network().initialise(5, count).to(DOUBLE)
+    return {POOL: places, VELOCITIES: 0.1 * torch.randn(places.shape, generator=generator, dtype=DOUBLE)}
+
+
+@pytest.mark.parametrize(
+    ("augment_real", "points_per_step", "momentum"), [(False, 0, 0.0), (True, 4, 0.0), (False, 0, 0.9), (True, 4, 0.9)]
+)
+def test_exact_gradient_is_that_of_the_loss_by_finite_differences(
+    augment_real: bool, points_per_step: int, momentum: float
+) -> None:
+    """In the images, the labels, the weights and the step size, with augmentation; with momentum from a motion."""
     problem = smooth_problem(dsa(flippable=False))
     method = ThroughChain(
         steps=5,
+        momentum=momentum,
         gradient="constant-memory",
         step_size_learning_rate=1.0,
         augment_real=augment_real,
         points_per_step=points_per_step,
     )
-    points = network_points(step_size=0.2)
+    points = with_carried(network_points(step_size=0.2), moving_chains(method.chains) if momentum else {})
 
     def value(at: Points) -> Tensor:
         return method.loss(at, problem, Randomness.for_purpose(4)).value
@@ -86,11 +99,12 @@ def test_exact_gradient_is_that_of_the_loss_by_finite_differences(augment_real: 
     torch.testing.assert_close(found["step_size"], slope, rtol=1e-7, atol=1e-9)
 
 
-def test_differences_come_to_the_exact_gradient_with_the_square_of_the_reach() -> None:
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_differences_come_to_the_exact_gradient_with_the_square_of_the_reach(momentum: float) -> None:
     problem, points = smooth_problem(dsa(flippable=False)), network_points()
 
     def gradient(**options: Any) -> Tensor:
-        method = ThroughChain(steps=5, step_size=0.2, **options)
+        method = ThroughChain(steps=5, step_size=0.2, momentum=momentum, **options)
         return gradients(method.loss(points, problem, Randomness.for_purpose(4)).value, points)["x"]
 
     exact = gradient(gradient="constant-memory")
@@ -149,18 +163,21 @@ def test_real_slopes_are_gathered_over_parts() -> None:
     torch.testing.assert_close(slopes, torch.autograd.grad(whole.sum(), thetas)[0], rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("gradient", ["constant-memory", "differences"])
-def test_several_windows_are_the_mean_of_each_alone(gradient: str) -> None:
+def test_several_windows_are_the_mean_of_each_alone(gradient: str, momentum: float) -> None:
     """Without augmentation; the same chains one by one, on the same batch."""
     problem, points = smooth_problem(), network_points(step_size=0.2)
-    method = ThroughChain(steps=4, chains=3, windows=3, gradient=gradient, step_size_learning_rate=1.0)
-    starts = smooth_network().initialise(5, 3).to(DOUBLE)
+    method = ThroughChain(
+        steps=4, momentum=momentum, chains=3, windows=3, gradient=gradient, step_size_learning_rate=1.0
+    )
+    starts = Motion(*moving_chains(3).values())
 
-    def found(start: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def found(start: Motion) -> tuple[Tensor, dict[str, Tensor]]:
         descent = method.descend(points, problem, start, Randomness.for_purpose(1))
         return descent.loss.detach(), gradients(descent.loss, points)
 
-    together, alone = found(starts), [found(start) for start in starts.split(1)]
+    together, alone = found(starts), [found(starts.of([chain])) for chain in range(3)]
     torch.testing.assert_close(together[0], torch.stack([loss for loss, _ in alone]).mean())
     for name, gradient_of_all in together[1].items():
         mean = torch.stack([each[name] for _, each in alone]).mean(0)
@@ -170,17 +187,23 @@ def test_several_windows_are_the_mean_of_each_alone(gradient: str) -> None:
 # Chains that persist.
 
 
-def test_two_windows_of_a_chain_are_one_of_twice_the_length() -> None:
-    """Without augmentation and with fixed points the second window goes on where the first one ended."""
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_two_windows_of_a_chain_are_one_of_twice_the_length(momentum: float) -> None:
+    """Without augmentation and with fixed points the second window goes on where the first one ended, and as fast."""
     problem, points = smooth_problem(), network_points(learned=False)
-    short, long = (ThroughChain(steps=steps, chains=1, step_size=0.2, horizon=400) for steps in (4, 8))
+    short, long = (ThroughChain(steps=steps, chains=1, step_size=0.2, momentum=momentum) for steps in (4, 8))
+
+    def after(method: ThroughChain, carried: dict[str, Tensor]) -> dict[str, Tensor]:
+        return dict(method.loss(with_carried(points, carried), problem, continuing(method)).carried)
+
     start = {POOL: smooth_network().initialise(5, 1).to(DOUBLE)}
-    carried = start
-    for _ in range(2):
-        carried = dict(short.loss(with_carried(points, carried), problem, continuing(short)).carried)
-    whole = long.loss(with_carried(points, start), problem, continuing(long)).carried
-    torch.testing.assert_close(carried[POOL], whole[POOL], rtol=1e-12, atol=1e-14)
-    assert not torch.equal(carried[POOL], start[POOL])
+    half, whole = after(short, start), after(long, start)
+    twice = after(short, half)
+    for name in (POOL, VELOCITIES):
+        torch.testing.assert_close(twice[name], whole[name], rtol=1e-12, atol=1e-14)
+    assert not torch.equal(whole[POOL], start[POOL])
+    stopped = after(short, {POOL: half[POOL]})
+    assert torch.allclose(stopped[POOL], whole[POOL], rtol=1e-3, atol=1e-3) == (momentum == 0)
 
 
 def test_a_restarted_chain_forgets_where_it_was_and_the_others_stay() -> None:
@@ -225,67 +248,96 @@ def test_chains_start_cold_and_apart() -> None:
 # Burn-in, and ages.
 
 
-def plain_run(start: Tensor, problem: Problem, points: Points, steps: int, step_size: float) -> Tensor:
-    """theta <- theta - eta grad U(theta), spelt out."""
+def plain_run(
+    start: Motion, problem: Problem, points: Points, steps: int, step_size: float, momentum: float = 0.0
+) -> Motion:
+    """v <- mu v + grad U(theta);  theta <- theta - eta v, spelt out."""
+    position, velocity = start
     for _ in range(steps):
-        theta = start.detach().requires_grad_()
+        theta = position.detach().requires_grad_()
         potential = problem.energy.potential(theta, points.x, points.y, points.weights).sum()
-        start = (theta - step_size * torch.autograd.grad(potential, theta)[0]).detach()
-    return start
+        velocity = momentum * velocity + torch.autograd.grad(potential, theta)[0]
+        position = (theta - step_size * velocity).detach()
+    return Motion(position, velocity)
 
 
-@pytest.mark.parametrize("learned_step_size", [False, True])
-def test_a_restarted_chain_is_burn_in_and_window_from_its_initialisation(learned_step_size: bool) -> None:
-    """The start is drawn as without burn-in, and the step size is the learned one where there is one."""
+def carried_by(loss: Loss) -> Motion:
+    return Motion(loss.carried[POOL], loss.carried[VELOCITIES])
+
+
+@pytest.mark.parametrize(("learned_step_size", "momentum"), [(False, 0.0), (True, 0.0), (False, 0.9)])
+def test_a_restarted_chain_is_burn_in_and_window_from_its_initialisation(
+    learned_step_size: bool, momentum: float
+) -> None:
+    """The start is drawn as without burn-in, at rest, and the step size is the learned one where there is one."""
     problem = smooth_problem()
     points = network_points(learned=False, **({"step_size": 0.3} if learned_step_size else {}))
-    cold, warm = (ThroughChain(steps=4, burn_in=b, chains=1, step_size=0.2, horizon=b + 4) for b in (0, 7))
-    far = {POOL: torch.full((1, smooth_network().size), 100.0, dtype=DOUBLE)}
-    ends = [m.loss(with_carried(points, far), problem, continuing(m, restart=True)).carried[POOL] for m in (cold, warm)]
-    expected = plain_run(ends[0], problem, points, 7, 0.3 if learned_step_size else 0.2)
-    torch.testing.assert_close(ends[1], expected, rtol=1e-12, atol=1e-14)
+    options: dict[str, Any] = {"steps": 4, "chains": 1, "step_size": 0.2, "momentum": momentum}
+    cold, warm = (ThroughChain(**options, burn_in=b, horizon=b + 4) for b in (0, 8))
+    far = torch.full((1, smooth_network().size), 100.0, dtype=DOUBLE)
+    after_window, after_burn_in = (
+        carried_by(m.loss(with_carried(points, {POOL: far, VELOCITIES: far}), problem, continuing(m, restart=True)))
+        for m in (cold, warm)
+    )
+    eta = 0.3 if learned_step_size else 0.2
+    expected = plain_run(after_window, problem, points, 8, eta, momentum)
+    torch.testing.assert_close(after_burn_in, expected, rtol=1e-12, atol=1e-14)
+    host = continuing(cold, restart=True).host
+    host.sample(range(1), 1)
+    host.random()
+    start = at_rest(smooth_network().initialise(host.getrandbits(63), 1).to(DOUBLE))
+    expected = plain_run(start, problem, points, 4, eta, momentum)
+    torch.testing.assert_close(after_window, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_a_chain_that_goes_on_takes_no_burn_in() -> None:
     problem, points = smooth_problem(), network_points(learned=False)
-    method = ThroughChain(steps=4, burn_in=7, chains=1, step_size=0.2, horizon=400)
+    method = ThroughChain(steps=4, burn_in=8, chains=1, step_size=0.2, horizon=400)
     start = smooth_network().initialise(5, 1).to(DOUBLE)
     end = method.loss(with_carried(points, {POOL: start}), problem, continuing(method)).carried[POOL]
-    torch.testing.assert_close(end, plain_run(start, problem, points, 4, 0.2), rtol=1e-12, atol=1e-14)
+    expected = plain_run(at_rest(start), problem, points, 4, 0.2).position
+    torch.testing.assert_close(end, expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("windows", [1, 3])
 @pytest.mark.parametrize("spread", [False, True])
-def test_first_pool_has_its_ages(spread: bool) -> None:
-    """Each place that the first iteration leaves alone is a plain run of as many steps from the same cold start."""
+def test_first_pool_has_its_ages(spread: bool, windows: int, momentum: float) -> None:
+    """Each place that the first iteration leaves alone is a plain run of as many steps from the same cold start.
+
+    The starts are drawn as many at once as there are windows, and what is too much of the last draw is not used.
+    """
     problem, points = smooth_problem(), network_points(learned=False)
-    cold = ThroughChain(steps=3, chains=4, step_size=0.2, horizon=30)
-    method = replace(cold, burn_in=5, spread=spread)
-    seed = Randomness.for_purpose(2).host.getrandbits(63)
-    starts = smooth_network().initialise(seed, 4).to(DOUBLE)
-    pool = method.loss(points, problem, Randomness.for_purpose(2)).carried[POOL]
+    cold = ThroughChain(steps=3, chains=4, windows=windows, step_size=0.2, momentum=momentum, horizon=30)
+    method = replace(cold, burn_in=6, spread=spread)
+    host = Randomness.for_purpose(2).host
+    draws = [smooth_network().initialise(host.getrandbits(63), windows) for _ in range(0, 4, windows)]
+    starts = at_rest(torch.cat(draws)[:4].to(DOUBLE))
+    pool = carried_by(method.loss(points, problem, Randomness.for_purpose(2)))
     agreeing = 0
-    for place, start, age in zip(pool, starts, method.first_ages(), strict=True):
-        expected = plain_run(start[None], problem, points, age, 0.2)[0]
-        agreeing += int(torch.allclose(place, expected, rtol=1e-11, atol=1e-13))
-    assert agreeing == 3
+    for chain, age in enumerate(method.first_ages()):
+        expected = plain_run(starts.of([chain]), problem, points, age, 0.2, momentum)
+        pairs = zip(pool.of([chain]), expected, strict=True)
+        agreeing += int(all(torch.allclose(*pair, rtol=1e-11, atol=1e-13) for pair in pairs))
+    assert agreeing == 4 - windows
     assert len(set(method.first_ages())) == (4 if spread else 1)
 
 
 def test_spread_ages_are_those_of_the_long_run() -> None:
     """Many chains that age by windows and restart with the method's probability have the same quantiles."""
-    method = ThroughChain(steps=3, chains=400, horizon=50, burn_in=20, spread=True)
+    method = ThroughChain(steps=3, chains=400, horizon=51, burn_in=21, spread=True)
     ages = torch.tensor(method.first_ages(), dtype=DOUBLE)
-    assert float(ages.min()) == 23
+    assert float(ages.min()) == 24
     # Mid-quantiles of a geometric law: what is missing of the mean is the last half-interval's tail, of order 1 / 400.
-    assert float(ages.mean()) == pytest.approx(50, abs=0.5)
+    assert float(ages.mean()) == pytest.approx(51, abs=0.5)
     host, simulated = Randomness.for_purpose(0).host, []
-    age = 20
+    age = 21
     for _ in range(20_000):
-        age = 3 + (20 if host.random() < 3 / (50 - 20) else age)
+        age = 3 + (21 if host.random() < 3 / (51 - 21) else age)
         simulated.append(float(age))
     # Successive ages of a chain are correlated over 1 / p = 10 windows: about 20 000 / 20 independent ones.
-    share = (torch.tensor(simulated) <= 41).double().mean()
-    expected = (ages <= 41).double().mean()
+    share = (torch.tensor(simulated) <= 42).double().mean()
+    expected = (ages <= 42).double().mean()
     assert float(share) == pytest.approx(float(expected), abs=4 * 0.5 / 1000**0.5)
 
 
@@ -340,7 +392,9 @@ def construct(digits: Dataset, experts: Experts, method: ThroughChain, iteration
     return run_construction(digits, experts, "bptt", method, settings, device="cpu", **places)
 
 
-@pytest.mark.parametrize("aged", [{}, {"burn_in": 4, "spread": True, "equal_weight": True}])
+@pytest.mark.parametrize(
+    "aged", [{}, {"burn_in": 6, "spread": True, "equal_weight": True}, {"momentum": 0.9, "step_size": 0.02}]
+)
 def test_an_interrupted_construction_goes_on_with_the_same_chains(
     digits: Dataset, experts: Experts, tmp_path: Path, aged: dict[str, Any]
 ) -> None:
@@ -358,17 +412,20 @@ def test_an_interrupted_construction_goes_on_with_the_same_chains(
     assert resumed.coreset.configuration["learned"] == whole.coreset.configuration["learned"]
 
 
-def test_chains_that_are_lost_would_be_noticed(digits: Dataset, experts: Experts, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lost", "momentum"), [(POOL, 0.0), (VELOCITIES, 0.9)])
+def test_chains_that_are_lost_would_be_noticed(
+    digits: Dataset, experts: Experts, tmp_path: Path, lost: str, momentum: float
+) -> None:
     """The checkpoint holds the chains; with others in their place the construction ends elsewhere."""
     from pseudocoresets.files import read_tensors, write_tensors
 
-    method = ThroughChain(**OPTIONS | {"steps": 3, "horizon": 1000})
+    method = ThroughChain(**OPTIONS | {"steps": 3, "horizon": 1000, "momentum": momentum})
     checkpoint = tmp_path / "checkpoint"
     construct(digits, experts, method, 10, checkpoint=checkpoint)
     state, document = read_tensors(checkpoint)
-    assert state["carried." + POOL].shape == (3, experts.network.size)
+    assert state["carried." + lost].shape == (3, experts.network.size)
     whole = construct(digits, experts, method, 20, checkpoint=checkpoint)
-    write_tensors(checkpoint, state | {"carried." + POOL: state["carried." + POOL] + 0.1}, document)
+    write_tensors(checkpoint, state | {"carried." + lost: state["carried." + lost] + 0.1}, document)
     other = construct(digits, experts, method, 20, checkpoint=checkpoint)
     assert not torch.equal(whole.coreset.images, other.coreset.images)
 
@@ -399,8 +456,11 @@ def test_construction_beats_its_start(digits: Dataset, experts: Experts) -> None
     [
         {"steps": 0},
         {"horizon": 10},
-        {"burn_in": -1},
-        {"burn_in": 370},
+        {"burn_in": -40},
+        {"burn_in": 400},
+        {"burn_in": 50},
+        {"momentum": -0.1},
+        {"momentum": 1.0},
         {"chains": 0},
         {"batch_size": 0},
         {"gradient": "detached"},

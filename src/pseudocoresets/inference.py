@@ -23,7 +23,17 @@ from pseudocoresets.devices import device_memory_error, resolve_device
 from pseudocoresets.energy import Classifier, Energy, FunctionTarget
 from pseudocoresets.errors import DivergenceError, InputError
 from pseudocoresets.experts import Experts
-from pseudocoresets.kernels import KERNELS, SCHEDULES, Cyclical, is_adjusted, run_chain, sample_nuts, warm_up
+from pseudocoresets.kernels import (
+    KERNELS,
+    SCHEDULES,
+    SGHMC,
+    Cyclical,
+    Langevin,
+    is_adjusted,
+    run_chain,
+    sample_nuts,
+    warm_up,
+)
 from pseudocoresets.networks import Network, build_network, from_spec
 from pseudocoresets.progress import Progress, Silent, task
 from pseudocoresets.registry import Registry
@@ -215,14 +225,15 @@ def _run_chains(posterior: _Posterior, positions: Tensor, bar: Progress) -> Tens
         kept = _run_nuts(posterior, positions)
         bar.advance(settings.steps)
         return kept
-    if settings.sampler == "langevin" and settings.schedule == "constant":
+    kernel = KERNELS[settings.sampler](step_size=settings.step_size)
+    if isinstance(kernel, Langevin | SGHMC) and settings.schedule == "constant":
         temperature = settings.temperature / posterior.energy.data_size
+        momentum = 1 - kernel.momentum_decay if isinstance(kernel, SGHMC) else 0.0
         found = posterior.captured_run(
-            positions, settings.kept_steps(), lambda _: (settings.step_size, temperature, 0.0), bar
+            positions, settings.kept_steps(), lambda _: (settings.step_size, temperature, momentum), bar
         )
         if found is not None:
             return torch.stack(found, 1)
-    kernel = KERNELS[settings.sampler](step_size=settings.step_size)
     target = posterior.target(augment=not is_adjusted(kernel))
     generator = posterior.randomness.device
     steps = settings.steps

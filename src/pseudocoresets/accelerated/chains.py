@@ -68,11 +68,11 @@ class CapturedChains:
         return self._theta[:, self._layout.inverse].view(self.chains, -1)
 
     def set_rates(self, step_size: float, temperature: float, decay: float = 0.0, momentum: float = 0.0) -> None:
-        """v <- mu v + grad U(theta);  theta <- theta - eta v + sqrt(2 eta T) N(0, I), with the prior as decay.
+        """v <- mu v + grad U(theta) + sqrt(2 (1 - mu) T / eta) N(0, I);  theta <- theta - eta v, the prior as decay.
 
-        Without momentum this is Langevin; without temperature, SGD.
+        This is SGHMC with -eta v for its velocity; without momentum it is Langevin; without temperature, SGD.
         """
-        noise = math.sqrt(2 * step_size * temperature)
+        noise = math.sqrt(2 * (1 - momentum) * temperature / step_size)
         values = torch.tensor([step_size, decay, noise, momentum], pin_memory=self._rates.is_cuda)
         self._rates.copy_(values, non_blocking=True)
 

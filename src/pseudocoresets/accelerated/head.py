@@ -118,14 +118,14 @@ def _update(
     size,
     block: tl.constexpr,
 ):
-    """v <- mu v + grad + decay theta;  theta <- theta - eta v + noise N(0, 1);  the gradient is then cleared."""
+    """v <- mu v + grad + decay theta + noise N(0, 1);  theta <- theta - eta v;  the gradient is then cleared."""
     index = tl.program_id(0) * block + tl.arange(0, block)
     mask = index < size
     position = tl.load(theta + index, mask=mask, other=0.0)
     slope = tl.load(gradient + index, mask=mask, other=0.0) + tl.load(rates + 1) * position
     slope += tl.load(rates + 3) * tl.load(velocity + index, mask=mask, other=0.0)
-    noise = tl.randn(tl.load(seeds) + stream, index)
-    position += tl.load(rates + 2) * noise - tl.load(rates) * slope
+    slope += tl.load(rates + 2) * tl.randn(tl.load(seeds) + stream, index)
+    position -= tl.load(rates) * slope
     tl.store(theta + index, position, mask=mask)
     tl.store(velocity + index, slope, mask=mask)
     tl.store(compact + index, position.to(compact.dtype.element_ty), mask=mask)

@@ -1,12 +1,13 @@
 """The coreset's descent and the adjoint of it, in blocks of steps that are one CUDA graph each.
 
-    theta_{t+1} = theta_t - eta g(theta_t; x_t),                         g = grad_theta U
-    D_t[f]      = [f(theta_t + h lambda_{t+1}) - f(theta_t - h lambda_{t+1})] / (2 h)
+    v_{t+1}     = mu v_t + g(theta_t; x_t),      theta_{t+1} = theta_t - eta v_{t+1},      g = grad_theta U
+    q_t         = lambda_{t+1} + mu q_{t+1}
+    D_t[f]      = [f(theta_t + h q_t) - f(theta_t - h q_t)] / (2 h)
     lambda_t    = lambda_{t+1} - eta D_t[g],     dL/dx_t = - eta D_t[grad_x U]
 
-and dL/dy_t like dL/dx_t, for soft labels. D_t is the derivative along lambda by central differences, exact to second
-order in h: two gradients a step in place of second derivatives. Several chains see the same images, each with a lambda
-and an h of its own; dL/dx_t is their sum. All gradients of a step are computed as one wide network.
+and dL/dy_t like dL/dx_t, for soft labels. D_t is the derivative along the pull q_t by central differences, exact to
+second order in h: two gradients a step in place of second derivatives. Several chains see the same images, each with a
+lambda and an h of its own; dL/dx_t is their sum. All gradients of a step are computed as one wide network.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from pseudocoresets.accelerated.chains import aligned_rows, cudnn_benchmark
 from pseudocoresets.accelerated.convnet import EnergyGradient, Layout
 from pseudocoresets.accelerated.costate import probe_places, pull_back, set_probes
 from pseudocoresets.accelerated.head import update
+from pseudocoresets.accelerated.motion import Costate, Motion
 
 
 class BlockAdjoint(NamedTuple):
     """What one block of the adjoint gives: lambda before it, dL/deta, and dL/dx_t and dL/dy_t for each of its steps."""
 
-    costate: Tensor
+    costate: Costate
     images: Tensor
     step_size: Tensor
     labels: Tensor | None
@@ -51,8 +53,8 @@ class CapturedTrajectory:
         self._places = probe_places(wide, probes)
         channels, height, width = image_shape
         float32 = torch.float32
-        self._theta, self._velocity, self._gradient, self._costate = (
-            aligned_rows(1, wide.size, device, float32)[0] for _ in range(4)
+        self._theta, self._velocity, self._gradient, self._costate, self._pull = (
+            aligned_rows(1, wide.size, device, float32)[0] for _ in range(5)
         )
         self._compact = aligned_rows(1, wide.size, device, dtype)[0]
         self._path = aligned_rows(steps + 1, wide.size, device, float32)
@@ -72,35 +74,42 @@ class CapturedTrajectory:
         self._difference = EnergyGradient(probes, images, device, dtype)
         self._forwards, self._backwards = self._capture()
 
-    def set_rates(self, step_size: Tensor, decay: float) -> None:
-        """The step size eta (on the device) and the prior's decay."""
+    def set_rates(self, step_size: Tensor, decay: float, momentum: float = 0.0) -> None:
+        """The step size eta (on the device), the prior's decay, and mu."""
         self._rates.zero_()
         self._rates[0] = step_size.detach()
         self._rates[1] = decay
+        self._rates[3] = momentum
 
-    def forwards(self, start: Tensor, x: Tensor, y: Tensor, factors: Tensor) -> Tensor:
-        """theta after a block from ``start`` (chains, size) on images (steps, images, channels, height, width).
+    def forwards(self, start: Motion, x: Tensor, y: Tensor, factors: Tensor) -> Motion:
+        """Chains after a block from ``start`` on images (steps, images, channels, height, width).
 
         Labels and factors w_i / n are those of each step's images, (steps, images) and the classes of soft labels.
         """
-        self._theta.copy_(start.flatten()[self._layout.order])
+        self._theta.copy_(start.position.flatten()[self._layout.order])
+        self._velocity.copy_(start.velocity.flatten()[self._layout.order])
         self._compact.copy_(self._theta)
         self._x.copy_(x.movedim(2, -1))
         self._y.copy_(y)
         self._factors.copy_(factors)
         self._forwards.replay()
-        return self._path[-1][self._layout.inverse].view_as(start)
+        return Motion(self._in_order(self._theta, start.position), self._in_order(self._velocity, start.position))
 
-    def backwards(self, costate: Tensor, reach: Tensor) -> BlockAdjoint:
+    def backwards(self, costate: Costate, reach: Tensor) -> BlockAdjoint:
         """The adjoint of the block that ``forwards`` ran last, with an h = ``reach`` for each chain."""
-        self._costate.copy_(costate.flatten()[self._layout.order])
+        self._costate.copy_(costate.position.flatten()[self._layout.order])
+        self._pull.copy_(costate.pull.flatten()[self._layout.order])
         torch.cat([reach, -reach], out=self._reaches)
         self._difference.signs.copy_(1 / (2 * self._reaches))
         self._backwards.replay()
         eta = self._rates[0]
         labels = None if self._dy is None else self._dy * -eta
-        before = self._costate[self._layout.inverse].view_as(costate)
+        before = Costate(*(self._in_order(each, costate.position) for each in (self._costate, self._pull)))
         return BlockAdjoint(before, self._dx * -eta, self._dstep.clone(), labels)
+
+    def _in_order(self, values: Tensor, like: Tensor) -> Tensor:
+        """A copy in the network's order."""
+        return values[self._layout.inverse].view_as(like)
 
     def _step(self, step: int) -> None:
         self._path[step].copy_(self._theta)
@@ -118,7 +127,7 @@ class CapturedTrajectory:
     def _adjoint_step(self, step: int) -> None:
         """One step back; ``_dx`` and ``_dy`` get what is still to be multiplied by -eta."""
         theta, following = self._path[step], self._path[step + 1]
-        set_probes(theta, self._costate, self._reaches, self._places, self._probes, self._compact_probes, self._slopes)
+        set_probes(theta, self._pull, self._reaches, self._places, self._probes, self._compact_probes, self._slopes)
         self._difference.accumulate_both(
             self._probes,
             self._compact_probes,
@@ -131,13 +140,12 @@ class CapturedTrajectory:
         )
         if self._dy is not None:
             self._dy[step] = self._difference.label_gradient()
-        pull_back(theta, following, self._costate, self._rates, self._slopes, self._places, self._dstep)
+        pull_back(theta, following, self._costate, self._pull, self._rates, self._slopes, self._places, self._dstep)
 
     def _images(self, step: int) -> Tensor:
         return self._x[step].movedim(-1, 1)
 
     def _all_steps(self) -> None:
-        self._velocity.zero_()
         for step in range(self.steps):
             self._step(step)
         self._path[self.steps].copy_(self._theta)

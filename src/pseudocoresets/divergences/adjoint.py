@@ -1,22 +1,26 @@
 """Gradients through a coreset's descent, by its adjoint, for whatever is asked of the place where it ends.
 
-    theta_{t+1} = theta_t - eta grad_theta U(theta_t; A_t x),      t = 0 .. k-1
+    v_{t+1}     = mu v_t + grad_theta U(theta_t; A_t x),           t = 0 .. k-1
+    theta_{t+1} = theta_t - eta v_{t+1}
     L           = L(theta_k)
 
 A_t is what step t sees: an augmentation of all points, or of a random part of them with their weights raised so that
-they sum to the same. With g_t = grad_theta U(theta_t; A_t x), the adjoint runs backwards from lambda_k = dL/dtheta_k:
+they sum to the same. With g_t = grad_theta U(theta_t; A_t x), the adjoint runs backwards from lambda_k = dL/dtheta_k
+and q_k = 0:
 
-    s_t       = < g_t, lambda_{t+1} >
+    q_t       = lambda_{t+1} + mu q_{t+1}
+    s_t       = < g_t, q_t >
     dL/dx    -= eta grad_x s_t
-    dL/deta  -= s_t
+    dL/deta  -= < v_{t+1}, lambda_{t+1} >
     lambda_t  = lambda_{t+1} - eta grad_theta s_t
 
-(labels and weights like x). It holds the graph of one step, whatever k is. Beside it stand parameter vectors: with B =
-``stored`` the theta_t are kept at B places, and what lies between two of them is run again when it is needed, so that
-at most B vectors for each power of B in k are held (32 for k <= 32, 64 for k <= 1024) at the price of one more forward
-run for each power beyond the first. With ``stored`` >= k nothing is run twice.
+(labels and weights like x). Without momentum (mu = 0), q_t is lambda_{t+1} and v_{t+1} is g_t. It holds the graph of
+one step, whatever k is. Beside it stand states theta_t, v_t: with B = ``stored`` they are kept at B places, and what
+lies between two of them is run again when it is needed, so that at most B states for each power of B in k are held (32
+for k <= 32, 64 for k <= 1024) at the price of one more forward run for each power beyond the first. With ``stored`` >=
+k nothing is run twice.
 
-With a spacing h, s_t = [U(theta_t + h lambda_{t+1}) - U(theta_t - h lambda_{t+1})] / (2 h): first derivatives only.
+With a spacing h, s_t = [U(theta_t + h q_t) - U(theta_t - h q_t)] / (2 h): first derivatives only.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from pseudocoresets.accelerated.motion import Motion
 from pseudocoresets.divergences.captured_matching import captured_matching
 from pseudocoresets.divergences.contrastive import STEP_SIZE
 from pseudocoresets.divergences.estimator import detached_leaves, learned_tensors, with_gradient
@@ -36,10 +41,10 @@ from pseudocoresets.seeds import Randomness
 
 
 class Descent(NamedTuple):
-    """A loss with its gradient in what is learned, and where the descents ended (chains, parameters), no graph."""
+    """A loss with its gradient in what is learned, and where the chains are at the end, no graph."""
 
     loss: Tensor
-    end: Tensor
+    end: Motion
 
 
 class Judgement(NamedTuple):
@@ -50,6 +55,8 @@ class Judgement(NamedTuple):
     spacing: Tensor | None
 
 
+OF_STEP_SIZE = "extra." + STEP_SIZE
+"""The name of the step size among what is learned."""
 Judge: TypeAlias = Callable[[Tensor], Judgement]
 View: TypeAlias = Callable[[Points], Points]
 """What one step sees of the points."""
@@ -82,54 +89,81 @@ def spacing_of_length(length: Tensor, costate: Tensor) -> Tensor:
 def descend_by_adjoint(
     points: Points,
     problem: Problem,
-    start: Tensor,
+    start: Motion,
     views: Sequence[View],
     judge: Judge,
     stored: int,
+    momentum: float = 0.0,
     recurrent: bool = True,
 ) -> Descent:
-    """One step for each view from ``start`` (chains, parameters), and the judge's loss with its gradient.
+    """One step for each view from ``start``, and the judge's loss with its gradient.
 
     ``recurrent = False`` keeps lambda as it is at the end.
     """
     leaves = detached_leaves(points)
     wanted = learned_tensors(leaves)
-    trajectory = Trajectory(leaves.detached(), problem, views, stored)
+    trajectory = Trajectory(leaves.detached(), problem, views, stored, momentum)
     end = trajectory.forwards(start)
-    loss, costate, spacing = judge(end)
+    loss, costate, spacing = judge(end.position)
+    pull = costate
+    following = end.position
     gradients = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
     for t, theta in trajectory.backwards():
-        change = step_gradients(leaves, wanted, problem, views[t], theta, costate, spacing)
+        change = step_gradients(leaves, wanted, problem, views[t], theta, pull, spacing)
         for name, gradient in change.learned.items():
             gradients[name] += gradient
+        if OF_STEP_SIZE in wanted:
+            velocity = (theta - following) / leaves.extras[STEP_SIZE].detach()
+            gradients[OF_STEP_SIZE] -= (velocity * costate).sum()
         if recurrent:
             costate = costate + change.theta
+        pull = costate + momentum * pull
+        following = theta
     return Descent(with_gradient(loss, learned_tensors(points), gradients), end)
+
+
+def run_forwards(
+    points: Points,
+    problem: Problem,
+    start: Motion,
+    steps: int,
+    points_per_step: int,
+    randomness: Randomness,
+    momentum: float = 0.0,
+) -> Motion:
+    """Where the same descent ends, with nothing asked of it; on the fast path where that applies."""
+    fixed = points.detached()
+    captured = captured_matching(fixed, problem, len(start.position), steps, points_per_step, randomness, momentum)
+    if captured is not None:
+        return captured.forwards(start)[-1]
+    views = step_views(fixed, problem, steps, points_per_step, randomness)
+    return Trajectory(fixed, problem, views, steps, momentum).run(start)
 
 
 def descend_captured(
     points: Points,
     problem: Problem,
-    start: Tensor,
+    start: Motion,
     steps: int,
     points_per_step: int,
     judge: Judge,
     randomness: Randomness,
+    momentum: float = 0.0,
 ) -> Descent | None:
     """The same by differences on the fast path, or None where it does not apply; the judge must give a spacing."""
-    step_size = "extra." + STEP_SIZE
     wanted = learned_tensors(points)
-    if set(wanted) - {"x", "y", step_size}:
+    if set(wanted) - {"x", "y", OF_STEP_SIZE}:
         return None
-    captured = captured_matching(points, problem, len(start), steps, points_per_step, randomness)
+    chains = len(start.position)
+    captured = captured_matching(points, problem, chains, steps, points_per_step, randomness, momentum)
     if captured is None:
         return None
-    positions = captured.forwards(start)
-    end = positions[-1]
-    loss, costate, spacing = judge(end)
+    motions = captured.forwards(start)
+    end = motions[-1]
+    loss, costate, spacing = judge(end.position)
     assert spacing is not None
-    captured.backwards(positions, costate, spacing.squeeze(1))
-    gradients = {"x": captured.image_gradient, step_size: captured.step_size_gradient}
+    captured.backwards(motions, costate, spacing.squeeze(1))
+    gradients = {"x": captured.image_gradient, OF_STEP_SIZE: captured.step_size_gradient}
     if captured.label_gradient is not None:
         gradients["y"] = captured.label_gradient
     return Descent(with_gradient(loss, wanted, gradients), end)
@@ -146,22 +180,22 @@ def step_gradients(
     problem: Problem,
     view: View,
     theta: Tensor,
-    costate: Tensor,
+    pull: Tensor,
     spacing: Tensor | None,
 ) -> StepGradients:
-    """The gradients of - eta < grad_theta U(theta; A x), lambda > in theta and in everything learned.
+    """The gradients of - eta < grad_theta U(theta; A x), q > in theta and in everything learned but eta.
 
     With a ``spacing`` h, the product is a central difference of U.
     """
     theta = theta.detach().requires_grad_()
     with torch.enable_grad():
         if spacing is None:
-            along = (potential_slope(leaves, problem, view, theta) * costate).sum()
+            along = (potential_slope(leaves, problem, view, theta) * pull).sum()
         else:
-            ends = torch.cat([theta + spacing * costate, theta - spacing * costate])
+            ends = torch.cat([theta + spacing * pull, theta - spacing * pull])
             above, below = potentials(leaves, problem, view, ends).chunk(2)
             along = ((above - below) / (2 * spacing.squeeze(-1))).sum()
-        moved = -leaves.extras[STEP_SIZE] * along
+        moved = -leaves.extras[STEP_SIZE].detach() * along
     found = torch.autograd.grad(moved, [theta, *wanted.values()], allow_unused=True, materialize_grads=True)
     return StepGradients(found[0], dict(zip(wanted, found[1:], strict=True)))
 
@@ -169,17 +203,24 @@ def step_gradients(
 class Trajectory:
     """The coreset's descent, whose positions can be had again from last to first without keeping them all."""
 
-    def __init__(self, points: Points, problem: Problem, views: Sequence[View], stored: int) -> None:
+    def __init__(
+        self, points: Points, problem: Problem, views: Sequence[View], stored: int, momentum: float = 0.0
+    ) -> None:
         self._points = points
         self._problem = problem
         self._views = views
         self._stored = stored
-        self._kept: list[Tensor] = []
+        self._momentum = momentum
+        self._kept: list[Motion] = []
         self.held = 0
-        """Positions that are kept at this moment."""
+        """States that are kept at this moment."""
 
-    def forwards(self, start: Tensor) -> Tensor:
-        """theta_k, keeping what ``backwards`` needs."""
+    def run(self, start: Motion) -> Motion:
+        """theta_k and v_k, keeping nothing."""
+        return self._run(start, 0, len(self._views))
+
+    def forwards(self, start: Motion) -> Motion:
+        """theta_k and v_k, keeping what ``backwards`` needs."""
         last = len(self._views)
         self._kept = self._keep(start, 0, last)
         return self._run(self._kept[-1], self._places(0, last)[-1], last)
@@ -188,20 +229,20 @@ class Trajectory:
         """(t, theta_t) for t = k - 1 .. 0, once."""
         yield from self._unwind(self._kept, 0, len(self._views))
 
-    def _unwind(self, kept: list[Tensor], first: int, last: int) -> Iterator[tuple[int, Tensor]]:
-        """(t, theta_t) for t = last - 1 .. first, from the positions at this stretch's places."""
+    def _unwind(self, kept: list[Motion], first: int, last: int) -> Iterator[tuple[int, Tensor]]:
+        """(t, theta_t) for t = last - 1 .. first, from the states at this stretch's places."""
         places = self._places(first, last)
         for place in reversed(places):
-            position = kept.pop()
+            motion = kept.pop()
             if places.step == 1:
-                yield place, position
+                yield place, motion.position
             else:
                 end = min(place + places.step, last)
-                yield from self._unwind(self._keep(position, place, end), place, end)
+                yield from self._unwind(self._keep(motion, place, end), place, end)
             self.held -= 1
 
-    def _keep(self, start: Tensor, first: int, last: int) -> list[Tensor]:
-        """The positions at the places of a stretch."""
+    def _keep(self, start: Motion, first: int, last: int) -> list[Motion]:
+        """The states at the places of a stretch."""
         places = self._places(first, last)
         kept = [start]
         for place in places[:-1]:
@@ -216,13 +257,15 @@ class Trajectory:
             step *= self._stored
         return range(first, last, step)
 
-    def _run(self, theta: Tensor, first: int, last: int) -> Tensor:
+    def _run(self, motion: Motion, first: int, last: int) -> Motion:
+        position, velocity = motion
         for t in range(first, last):
-            theta = theta.detach().requires_grad_()
+            theta = position.detach().requires_grad_()
             with torch.enable_grad():
                 slope = potential_slope(self._points, self._problem, self._views[t], theta, again=False)
-            theta = (theta - self._points.extras[STEP_SIZE] * slope).detach()
-        return theta
+            velocity = self._momentum * velocity + slope
+            position = (theta - self._points.extras[STEP_SIZE] * velocity).detach()
+        return Motion(position, velocity)
 
 
 def potential_slope(points: Points, problem: Problem, view: View, theta: Tensor, again: bool = True) -> Tensor:

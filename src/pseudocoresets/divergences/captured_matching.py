@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.accelerated import trajectory_block_length
+from pseudocoresets.accelerated.motion import Costate, Motion
 from pseudocoresets.data.augmentation import Transformation
 from pseudocoresets.divergences.contrastive import STEP_SIZE
 from pseudocoresets.divergences.method import Points, Problem
@@ -33,7 +34,7 @@ class Block(NamedTuple):
 class CapturedMatching:
     """Descents of several chains on the points, and the gradients of a function of their ends.
 
-    Only the positions between blocks are kept; a block is run again when its adjoint needs what lies inside.
+    Only the states between blocks are kept; a block is run again when its adjoint needs what lies inside.
     """
 
     def __init__(self, points: Points, factors: Tensor, runner: CapturedTrajectory, blocks: Sequence[Block]) -> None:
@@ -42,25 +43,26 @@ class CapturedMatching:
         self._factors = factors
         self._x = points.x.detach().requires_grad_()
         self._y = points.y.detach().requires_grad_(points.y.is_floating_point())
-        self._run_from: Tensor | None = None
+        self._run_from: Motion | None = None
         self._seen, self._labels = self._x, self._y
         self.image_gradient = torch.zeros_like(self._x)
         self.label_gradient = torch.zeros_like(self._y) if self._y.requires_grad else None
         """Of soft labels; hard ones have none."""
         self.step_size_gradient = torch.zeros((), device=self._x.device)
 
-    def forwards(self, start: Tensor) -> list[Tensor]:
-        """Positions (chains, size) before the first block, between blocks, and after the last."""
-        positions = [start]
+    def forwards(self, start: Motion) -> list[Motion]:
+        """The chains before the first block, between blocks, and after the last."""
+        motions = [start]
         for block in self._blocks:
-            positions.append(self._run(positions[-1], block))
-        return positions
+            motions.append(self._run(motions[-1], block))
+        return motions
 
-    def backwards(self, positions: Sequence[Tensor], costate: Tensor, spacing: Tensor) -> None:
-        """The gradients that belong to dL/dtheta_k = ``costate`` (chains, size) at the end of ``positions``."""
-        for place, block in reversed(list(zip(positions, self._blocks, strict=False))):
-            if self._run_from is not place:
-                self._run(place, block)
+    def backwards(self, motions: Sequence[Motion], end: Tensor, spacing: Tensor) -> None:
+        """The gradients that belong to dL/dtheta_k = ``end`` (chains, size) at the end of ``motions``."""
+        costate = Costate(end, end)
+        for motion, block in reversed(list(zip(motions, self._blocks, strict=False))):
+            if self._run_from is not motion:
+                self._run(motion, block)
             adjoint = self._runner.backwards(costate, spacing)
             self.image_gradient += torch.autograd.grad(self._seen, self._x, adjoint.images)[0]
             if self.label_gradient is not None:
@@ -68,7 +70,7 @@ class CapturedMatching:
             self.step_size_gradient += adjoint.step_size
             costate = adjoint.costate
 
-    def _run(self, start: Tensor, block: Block) -> Tensor:
+    def _run(self, start: Motion, block: Block) -> Motion:
         steps = self._runner.steps
         with torch.enable_grad():
             self._seen = block.transformation(block.of(self._x, steps)[None])[0]
@@ -79,7 +81,13 @@ class CapturedMatching:
 
 
 def captured_matching(
-    points: Points, problem: Problem, chains: int, steps: int, points_per_step: int, randomness: Randomness
+    points: Points,
+    problem: Problem,
+    chains: int,
+    steps: int,
+    points_per_step: int,
+    randomness: Randomness,
+    momentum: float = 0.0,
 ) -> CapturedMatching | None:
     """Descents of ``steps`` steps with views drawn now, or None where the fast path does not apply."""
     model, count = problem.energy.model, len(points.x)
@@ -91,7 +99,7 @@ def captured_matching(
     runner = problem.accelerator.trajectory_for(model.network, points.x.device, chains, images, length, soft)
     if runner is None:
         return None
-    runner.set_rates(points.extras[STEP_SIZE], problem.decay(model))
+    runner.set_rates(points.extras[STEP_SIZE], problem.decay(model), momentum)
     factors = points.weights.detach() * (count / images / problem.energy.data_size)
     blocks = [_draw_block(problem, length, count, images, randomness) for _ in range(steps // length)]
     return CapturedMatching(points, factors, runner, blocks)

@@ -68,7 +68,7 @@ class ContrastiveWasserstein:
         draw = draw_pairs(problem, "The combined method", self.chains, self.latest_start, self.ahead, randomness)
         match = self.matching().match(points, problem, draw, randomness)
         positive = perturbed(draw.later, self.sigma, randomness)
-        negative = perturbed(match.end, self.sigma, randomness)
+        negative = perturbed(match.end.position, self.sigma, randomness)
         contrast = phase_difference(points, problem, positive, negative, randomness)
         return Loss(
             contrast.value + self.weight * match.loss,

@@ -3,13 +3,17 @@
 With q_x the law of the coreset's chain and pi the full posterior, KL(q_x || pi) = E_q[U_full] / T - H(q_x) + const. The
 method descends its energy part, along W = ``steps`` steps of the chain:
 
-    theta_{t+1} = theta_t - eta grad_theta U(theta_t; A_t x),      t = 0 .. W-1,   theta_0 = a chain's present place
+    v_{t+1}     = mu v_t + grad_theta U(theta_t; A_t x),           t = 0 .. W-1,   from a chain's present place
+    theta_{t+1} = theta_t - eta v_{t+1}
     L           = - mean over a batch of real data of log p(y | x_real, theta_W)
 
 averaged over ``windows`` chains, which see the same A_t x and the same batch; A_t is the augmentation of step t. dL/dx
 is found by the adjoint of the W steps (divergences/adjoint.py) from lambda_W = grad_theta L(theta_W): exactly
-(``gradient="constant-memory"``), or by differences, the default, where h lambda_W has ``reach`` times the length of the
-window's own path theta_W - theta_0.
+(``gradient="constant-memory"``), or by differences, the default, where h lambda_W / (1 - mu) has ``reach`` times the
+length of the window's own path theta_W - theta_0.
+
+With ``momentum`` mu the chain is that of SGHMC, and W steps go as far as W / (1 - mu) of Langevin's: a window sees that
+much more of a chain, and the posterior's samples lie so many fewer steps from its start.
 
 It is the truncated backpropagation through training of dataset distillation (RaT-BPTT, Feng et al. 2023), which runs a
 network from its initialisation to a random step and differentiates the last W. Here chains persist instead: a pool of
@@ -17,8 +21,9 @@ network from its initialisation to a random step and differentiates the last W. 
 the network's random initialisation with a probability p, and leaves it at theta_W. As in persistent contrastive
 divergence, the steps before the window were taken on earlier points.
 
-A restarted chain first takes B = ``burn_in`` steps on the present points, which no gradient sees. A window that is the
-k-th since the restart ends at age B + k W, and k is geometric, P(k) = p (1 - p)^(k-1), of mean 1 / p. With
+A restarted chain first takes B = ``burn_in`` steps on the present points, a multiple of W, which no gradient sees. A
+window that is the k-th since the restart ends at age B + k W, and k is geometric, P(k) = p (1 - p)^(k-1), of mean
+1 / p. With
 
     p = W / (horizon - B)
 
@@ -41,18 +46,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pseudocoresets.accelerated.motion import Motion, at_rest
 from pseudocoresets.divergences.adjoint import (
     Descent,
     Judgement,
     descend_by_adjoint,
     descend_captured,
+    run_forwards,
     spacing_of_length,
     step_views,
 )
 from pseudocoresets.divergences.contrastive import STEP_SIZE
 from pseudocoresets.divergences.estimator import (
     REAL_IMAGES_AT_ONCE,
-    descend,
     learned_tensors,
     require_at_least,
     with_gradient,
@@ -64,8 +70,8 @@ from pseudocoresets.networks.network import Network
 from pseudocoresets.seeds import Randomness
 
 GRADIENTS = ("differences", "constant-memory")
-POOL = "chains"
-"""The name under which the places of the chains (chains, parameters) are carried."""
+POOL, VELOCITIES = "chains", "velocities"
+"""The names under which the places of the chains (chains, parameters) and their velocities are carried."""
 SEED_BITS = 63
 
 
@@ -75,6 +81,7 @@ class ThroughChain:
 
     steps: int = 40
     step_size: float = 0.05
+    momentum: float = 0.0
     horizon: int = 400
     chains: int = 8
     batch_size: int = 512
@@ -86,7 +93,7 @@ class ThroughChain:
     points_per_step: int = 0
     """How many of the points a step of a window sees, chosen at random; 0: all of them."""
     burn_in: int = 0
-    """Steps on all points that a chain takes after a restart before its first window."""
+    """Steps that a chain takes after a restart before its first window."""
     spread: bool = False
     """Whether the first pool has the ages of the long run rather than all the same."""
     equal_weight: bool = False
@@ -111,6 +118,10 @@ class ThroughChain:
             raise InputError(f"The gradient must be one of {', '.join(GRADIENTS)}; got '{self.gradient}'.")
         if not self.step_size > 0 or not self.reach > 0:
             raise InputError(f"The step size and the reach must be positive; got {self.step_size} and {self.reach}.")
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"The momentum of a chain must lie in [0, 1); got {self.momentum}.")
+        if self.burn_in % self.steps:
+            raise InputError(f"The burn-in must be whole windows of {self.steps} steps; got {self.burn_in}.")
 
     def extras(self) -> Mapping[str, Extra]:
         if self.step_size_learning_rate == 0:
@@ -118,49 +129,70 @@ class ThroughChain:
         return {STEP_SIZE: Extra(self.step_size, self.step_size_learning_rate)}
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
-        pool = self._pool(points, problem, randomness)
+        stepping = self._with_step_size(points)
+        pool = self._pool(stepping, problem, randomness)
         chosen = randomness.host.sample(range(self.chains), self.windows)
-        start = torch.cat([self._place(pool[chain : chain + 1], points, problem, randomness) for chain in chosen])
-        descent = self.descend(self._with_step_size(points), problem, start, randomness)
-        pool = pool.clone()
-        for chain, end in zip(chosen, descent.end, strict=True):
-            pool[chain] = end
+        start = self._restarted(pool.of(chosen), stepping, problem, randomness)
+        descent = self.descend(stepping, problem, start, randomness)
+        position, velocity = pool.position.clone(), pool.velocity.clone()
+        position[chosen], velocity[chosen] = descent.end
         terms = {STEP_SIZE: points.extras[STEP_SIZE].detach()} if STEP_SIZE in points.extras else {}
         value = _of_unit_gradient(descent.loss, points) if self.equal_weight else descent.loss
-        return Loss(value, terms, {POOL: pool})
+        return Loss(value, terms, {POOL: position, VELOCITIES: velocity})
 
-    def _place(self, place: Tensor, points: Points, problem: Problem, randomness: Randomness) -> Tensor:
-        """Where a chain's window starts: where the chain is, or after a restart and its burn-in."""
-        if randomness.host.random() >= self._restart_probability:
-            return place
-        fresh = _cold_start(problem, 1, points.x, randomness)
-        return self._aged(points, problem, fresh, self.burn_in, randomness)
+    def _restarted(self, chains: Motion, points: Points, problem: Problem, randomness: Randomness) -> Motion:
+        """Where the windows start: where the chains are, or, for some, after a restart and its burn-in."""
+        again = [i for i in range(self.windows) if randomness.host.random() < self._restart_probability]
+        if not again:
+            return chains
+        fresh = at_rest(_cold_start(problem, self.windows, points.x, randomness))
+        for _ in range(self.burn_in // self.steps):
+            fresh = self._moved_on(fresh, points, problem, randomness)
+        position, velocity = chains.position.clone(), chains.velocity.clone()
+        position[again], velocity[again] = fresh.of(again)
+        return Motion(position, velocity)
 
-    def descend(self, points: Points, problem: Problem, start: Tensor, randomness: Randomness) -> Descent:
-        """The steps from ``start`` (windows, parameters), and the loss of a batch of real data at their ends."""
+    def descend(self, points: Points, problem: Problem, start: Motion, randomness: Randomness) -> Descent:
+        """The steps from ``start`` and the loss of a batch of real data at their ends."""
         x, y = self._real_batch(problem, randomness)
-        judge = partial(self._judge, problem, x, y, start)
+        judge = partial(self._judge, problem, x, y, start.position)
         if self.gradient == "differences":
-            captured = descend_captured(points, problem, start, self.steps, self.points_per_step, judge, randomness)
+            captured = descend_captured(
+                points, problem, start, self.steps, self.points_per_step, judge, randomness, self.momentum
+            )
             if captured is not None:
                 return captured
         views = step_views(points, problem, self.steps, self.points_per_step, randomness)
-        return descend_by_adjoint(points, problem, start, views, judge, self.stored)
+        return descend_by_adjoint(points, problem, start, views, judge, self.stored, self.momentum)
 
     def _judge(self, problem: Problem, x: Tensor, y: Tensor, start: Tensor, end: Tensor) -> Judgement:
         energies, slopes = real_slopes(problem, end, x, y)
         loss, costate = energies.mean(), slopes / len(end)
         if self.gradient != "differences":
             return Judgement(loss, costate, None)
-        return Judgement(loss, costate, spacing_of_length(self.reach * _path_length(start, end), costate))
+        reach = self.reach * (1 - self.momentum)
+        return Judgement(loss, costate, spacing_of_length(reach * _path_length(start, end), costate))
 
-    def _pool(self, points: Points, problem: Problem, randomness: Randomness) -> Tensor:
-        carried = points.carried.get(POOL)
-        if carried is not None:
-            return carried
-        cold = _cold_start(problem, self.chains, points.x, randomness).split(1)
+    def _pool(self, points: Points, problem: Problem, randomness: Randomness) -> Motion:
+        if POOL in points.carried:
+            return Motion(points.carried[POOL], points.carried.get(VELOCITIES, torch.zeros_like(points.carried[POOL])))
         ages = self.first_ages()
-        return torch.cat([self._aged(points, problem, *each, randomness) for each in zip(cold, ages, strict=True)])
+        groups = [ages[i : i + self.windows] for i in range(0, self.chains, self.windows)]
+        made = [self._of_ages(group, points, problem, randomness) for group in groups]
+        return Motion(*(torch.cat(parts) for parts in zip(*made, strict=True)))
+
+    def _of_ages(self, ages: list[int], points: Points, problem: Problem, randomness: Randomness) -> Motion:
+        """At most ``windows`` chains of these ages, in steps; all run side by side as long as one of them needs.
+
+        ``windows`` of them in pieces of a window, so that a device captures only one kind.
+        """
+        moving = at_rest(_cold_start(problem, self.windows, points.x, randomness))
+        position, velocity = moving.position[: len(ages)].clone(), moving.velocity[: len(ages)].clone()
+        for age in range(self.steps, max(ages) + 1, self.steps):
+            moving = self._moved_on(moving, points, problem, randomness)
+            there = [i for i, wanted in enumerate(ages) if wanted == age]
+            position[there], velocity[there] = moving.of(there)
+        return Motion(position, velocity)
 
     def first_ages(self) -> list[int]:
         """The ages, in steps, of the places in the pool that the first iteration finds."""
@@ -174,16 +206,8 @@ class ThroughChain:
     def _restart_probability(self) -> float:
         return self.steps / (self.horizon - self.burn_in)
 
-    def _aged(self, points: Points, problem: Problem, start: Tensor, age: int, randomness: Randomness) -> Tensor:
-        """Where a chain of age 0 is after its burn-in and as many windows' steps as make up its age; no graph.
-
-        It runs in pieces of these two lengths only, so that a device captures no more than two kinds.
-        """
-        learned = points.extras.get(STEP_SIZE)
-        step_size = self.step_size if learned is None else float(learned.detach())
-        for steps in [self.burn_in, *[self.steps] * ((age - self.burn_in) // self.steps)]:
-            start = descend(points, problem, start, steps, step_size, randomness)
-        return start
+    def _moved_on(self, start: Motion, points: Points, problem: Problem, randomness: Randomness) -> Motion:
+        return run_forwards(points, problem, start, self.steps, self.points_per_step, randomness, self.momentum)
 
     def _with_step_size(self, points: Points) -> Points:
         if STEP_SIZE in points.extras:

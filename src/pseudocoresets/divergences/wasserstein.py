@@ -39,6 +39,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pseudocoresets.accelerated.motion import at_rest
 from pseudocoresets.divergences.adjoint import (
     Descent,
     Judgement,
@@ -103,7 +104,7 @@ class Wasserstein:
         judge = partial(_judge, draw, self.reach if self.gradient == "differences" else None)
         if self.gradient == "differences":
             captured = descend_captured(
-                points, problem, draw.start, self.steps, self.points_per_step, judge, randomness
+                points, problem, at_rest(draw.start), self.steps, self.points_per_step, judge, randomness
             )
             if captured is not None:
                 return captured
@@ -111,14 +112,14 @@ class Wasserstein:
         if self.gradient == "unrolled":
             return _unrolled(points, problem, draw, views)
         recurrent = self.gradient != "detached"
-        return descend_by_adjoint(points, problem, draw.start, views, judge, self.stored, recurrent)
+        return descend_by_adjoint(points, problem, at_rest(draw.start), views, judge, self.stored, recurrent=recurrent)
 
 
 def _unrolled(points: Points, problem: Problem, draw: Draw, views: Sequence[View]) -> Descent:
     theta = draw.start.detach().requires_grad_()
     for view in views:
         theta = theta - points.extras[STEP_SIZE] * potential_slope(points, problem, view, theta)
-    return Descent(_relative_distance(theta, draw), theta.detach())
+    return Descent(_relative_distance(theta, draw), at_rest(theta.detach()))
 
 
 def _judge(draw: Draw, reach: float | None, end: Tensor) -> Judgement:
