@@ -52,9 +52,9 @@ from pseudocoresets.pipeline import Plan, control_coreset, experts_for
 from pseudocoresets.progress import Silent
 
 NETWORK = "convnet:depth=3,width=128"
-SPACING = 20
+SPACING = 40
 """Steps between two positions of a chain that are kept."""
-LENGTHS = (200, 300, 400, 600, 800, 1000)
+LENGTHS = (200, 400, 600, 800, 1000)
 """Chains may stop after so many steps."""
 LARGEST_ECE = 0.04
 CONSTRUCTED = ("iterations", "coreset", "construct_seconds", "seconds_per_iteration", "peak_memory", "last", "curve")
@@ -67,7 +67,7 @@ def plan_for(job: dict[str, Any], seed: int, expert_count: int, epochs: int) -> 
         network=NETWORK,
         ipc=job["ipc"],
         protocol="cold",
-        sampler="langevin",
+        sampler=None,
         preset="paper",
         seed=0,
         expert_count=expert_count,

@@ -102,6 +102,7 @@ def test_evaluate_names_the_nearest(
         ("--learning-rate", "nan", "positive learning rate"),
         ("--momentum", "1", "between 0 and below 1"),
         ("--averaging", "1", "between 0 and below 1"),
+        ("--annealing", "1.5", "from 0 to 1"),
         ("--optimiser", "lion", "sgd, adam; got 'lion'"),
         ("--expert-count", "0", "At least one expert"),
         ("--epochs", "0", "at least one epoch"),

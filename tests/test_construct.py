@@ -96,6 +96,18 @@ def test_averaging_returns_the_average_of_the_iterates(digits: Dataset, experts:
     assert made.coreset.configuration["learned"]["rate"] == pytest.approx(3 - 2 * 0.9**25, rel=1e-4)
 
 
+@pytest.mark.parametrize("part", [0.4, 1.0])
+def test_annealing_lets_the_learning_rate_fall_to_zero(digits: Dataset, experts: Experts, part: float) -> None:
+    made = run(digits, experts, Pull(), annealing=part)
+    left, rate_left = 1.0, 2.0
+    for iteration in range(25):
+        falling = min(1.0, (25 - iteration) / (part * 25))
+        left *= 1 - 0.1 * falling
+        rate_left *= 1 - 0.1 * falling
+    torch.testing.assert_close(made.coreset.images - 2, (made.initial.images - 2) * left, rtol=1e-4, atol=1e-5)
+    assert made.coreset.configuration["learned"]["rate"] == pytest.approx(3 - rate_left, rel=1e-4)
+
+
 def test_the_start_is_real_images_of_each_class(digits: Dataset, experts: Experts) -> None:
     start = real_coreset(digits, ConstructionSettings(ipc=3), experts.network.spec, "random")
     assert start.labels.tolist() == [label for label in range(10) for _ in range(3)]
@@ -146,7 +158,7 @@ def test_a_saved_coreset_can_be_continued(digits: Dataset, experts: Experts) -> 
 # Checkpoints.
 
 
-@pytest.mark.parametrize("learning", [{"momentum": 0.5}, {"optimiser": "adam"}, {"averaging": 0.9}])
+@pytest.mark.parametrize("learning", [{"momentum": 0.5}, {"optimiser": "adam"}, {"averaging": 0.9}, {"annealing": 0.8}])
 def test_an_interrupted_run_goes_on_to_the_same_end(
     digits: Dataset, experts: Experts, tmp_path: Path, learning: dict[str, Any]
 ) -> None:

@@ -47,6 +47,8 @@ class ConstructionSettings:
 
     With ``averaging`` b > 0 the coreset is the average of its iterates x_t with weights that fall by b an iteration,
     a_t = b_t a_{t-1} + (1 - b_t) x_t,  b_t = min(b, t / (t + 10)),  which takes the noise of the last ones out.
+    With ``annealing`` c > 0 all learning rates are multiplied by min(1, (n - t) / (c n)) in iteration t = 0 .. n-1:
+    they fall towards zero over the last part c of the iterations.
     """
 
     ipc: int = 1
@@ -55,6 +57,7 @@ class ConstructionSettings:
     momentum: float = 0.0
     optimiser: str = "sgd"
     averaging: float = 0.0
+    annealing: float = 0.0
     initialisation: str = "random"
     augment: bool = True
     weights: str = "full"
@@ -77,6 +80,8 @@ class ConstructionSettings:
             raise InputError(f"The momentum must lie between 0 and below 1; got {self.momentum}.")
         if not 0 <= self.averaging < 1:
             raise InputError(f"The averaging must lie between 0 and below 1; got {self.averaging}.")
+        if not 0 <= self.annealing <= 1:
+            raise InputError(f"The annealing is a part of the iterations, from 0 to 1; got {self.annealing}.")
         if self.optimiser not in OPTIMISERS:
             raise InputError(f"The optimiser must be one of {', '.join(OPTIMISERS)}; got '{self.optimiser}'.")
         if self.weights not in ("full", "unit"):
@@ -301,6 +306,7 @@ class Learner:
             rates["extra." + name] = extra.learning_rate
         for leaf in self._leaves.values():
             leaf.requires_grad_()
+        self._rates = list(rates.values())
         groups = [{"params": [leaf], "lr": rates[name]} for name, leaf in self._leaves.items()]
         self._optimiser = _optimiser(groups, settings)
         averaged = [name for name in self._leaves if settings.averaging and not name.startswith("extra.")]
@@ -329,6 +335,7 @@ class Learner:
         self._optimiser.zero_grad()
         loss.value.backward()
         self._carried = {name: tensor.detach() for name, tensor in loss.carried.items()}
+        self._anneal()
         self._optimiser.step()
         self._keep_extras_positive()
         self.iteration += 1
@@ -342,6 +349,13 @@ class Learner:
             for name, leaf in self._leaves.items():
                 if name.startswith("extra."):
                     leaf.clamp_(min=SMALLEST_EXTRA)
+
+    def _anneal(self) -> None:
+        iterations, part = self._settings.iterations, self._settings.annealing
+        if part > 0:
+            remaining = min(1.0, (iterations - self.iteration) / (part * iterations))
+            for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
+                group["lr"] = rate * remaining
 
     def _average(self) -> None:
         kept = min(self._settings.averaging, self.iteration / (self.iteration + AVERAGING_DELAY))

@@ -22,6 +22,15 @@ SMALL_POPULATIONS: dict[str, dict[str, Any]] = {
 """Samples of the methods whose iteration is the dearest; ten HMC samples of ten leapfrogs take four times as long."""
 GREY = ("mnist", "fashion-mnist")
 """Here the authors' learning rate of 1000 lets the forward KL's energies grow instead of fall."""
+THROUGH: dict[str, Any] = {
+    "steps": 40,
+    "step_size": 0.0125,
+    "momentum": 0.9,
+    "horizon": 400,
+    "spread": True,
+    "batch_size": 1024,
+}
+"""Windows of chains that move as the preset's sampler does."""
 MANY_CLASSES = {"cifar100": 100, "tiny-imagenet": 200}
 
 
@@ -40,16 +49,24 @@ class Preset:
     experts: Mapping[str, Any]
     construction: Mapping[str, Any]
     sampling: Mapping[str, Any]
+    """By ``default_sampler``."""
     method: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Options by method name; a method that is not named uses its own defaults."""
     learning: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Settings of the construction by method name, where a method learns in another way than ``construction`` says."""
     default_method: str = "cd"
+    default_sampler: str = "langevin"
+    other_samplers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What another sampler does differently."""
     before: Mapping[str, Before] = field(default_factory=dict)
     """By method name, what makes the coreset that it starts from; the others start from real images."""
 
     def construction_for(self, method: str) -> dict[str, Any]:
         return {**self.construction, **self.learning.get(method, {})}
+
+    def sampling_by(self, sampler: str | None) -> dict[str, Any]:
+        name = self.default_sampler if sampler is None else sampler
+        return {**self.sampling, **self.other_samplers.get(name, {}), "sampler": name}
 
     def method_options(self, name: str) -> dict[str, Any]:
         return dict(self.method.get(name, {}))
@@ -134,7 +151,9 @@ def _paper(dataset: str, ipc: int) -> Preset:
         expert_count=100,
         experts={"epochs": 50},
         construction={"iterations": 2000, "learning_rate": 100.0},
-        sampling={"steps": 1000, "step_size": 0.1, "temperature": 0.01},
+        sampling={"steps": 1000, "step_size": 0.0125, "temperature": 0.01},
+        default_sampler="sghmc",
+        other_samplers={"langevin": {"step_size": 0.1}},
         method=_authors(ipc) | _far_reaching(ipc) | SMALL_POPULATIONS,
         default_method="bptt",
         before={"bptt": Before("wasserstein", 400)},
@@ -149,9 +168,15 @@ def _paper(dataset: str, ipc: int) -> Preset:
 
 
 def _through_chain_learning(ipc: int) -> dict[str, Any]:
-    """The more the images, the less the gradient of a window says about each, and the slower they may move."""
-    rate = 0.005 if ipc == 1 else 0.003 if ipc <= 10 else 0.001
-    return {"optimiser": "adam", "learning_rate": rate, "averaging": AVERAGING, "temperature": 0.01, "iterations": 500}
+    iterations = 1000 if ipc == 1 else 700 if ipc <= 10 else 500
+    return {
+        "optimiser": "adam",
+        "learning_rate": 0.01,
+        "averaging": AVERAGING,
+        "annealing": 0.5,
+        "temperature": 0.01,
+        "iterations": iterations,
+    }
 
 
 def _far_reaching(ipc: int) -> dict[str, dict[str, Any]]:
@@ -160,14 +185,12 @@ def _far_reaching(ipc: int) -> dict[str, dict[str, Any]]:
         chain: dict[str, Any] = {"steps": 80, "ahead": 4, "latest_start": 3, "step_size": 0.02}
         slow = {"step_size_learning_rate": 1e-6}
         contrast = {"ahead": 5, "latest_start": 2, "step_size": 0.03}
-        through = {"steps": 40, "step_size": 0.05, "horizon": 400}
-        return {"cd": contrast, "wasserstein": chain | slow, "cd-wasserstein": chain | slow, "bptt": through}
+        return {"cd": contrast, "wasserstein": chain | slow, "cd-wasserstein": chain | slow, "bptt": THROUGH}
     latest_start = 15 if ipc <= 10 else 27
     chain = {"steps": 30 if ipc <= 10 else 60, "ahead": 2, "latest_start": latest_start, "step_size": 0.03}
     contrast = {"ahead": 2, "latest_start": latest_start, "step_size": 0.02}
     parts = {} if ipc <= 10 else {"points_per_step": 125}
-    through = {"steps": 30, "step_size": 0.05, "horizon": 500} | parts
-    return {"cd": contrast, "wasserstein": chain | parts, "cd-wasserstein": chain, "bptt": through}
+    return {"cd": contrast, "wasserstein": chain | parts, "cd-wasserstein": chain, "bptt": THROUGH | parts}
 
 
 def _paired(ipc: int) -> dict[str, Any]:

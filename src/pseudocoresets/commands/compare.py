@@ -25,7 +25,7 @@ def compare(
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
     protocol: o.Protocol = "cold",
-    sampler: o.SamplerName = "langevin",
+    sampler: o.SamplerName = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Constructions of each method, each with its own seed.")] = 1,
     expert_count: o.ExpertCount = None,
     epochs: o.Epochs = None,

@@ -28,7 +28,7 @@ def evaluate(
         str | None, typer.Option("--dataset", help="Default: the one the coreset was made from.")
     ] = None,
     protocol: o.Protocol = "cold",
-    sampler: o.SamplerName = "langevin",
+    sampler: o.SamplerName = None,
     network: Annotated[
         str | None, typer.Option("--network", help="Default: the one the coreset was made with.")
     ] = None,

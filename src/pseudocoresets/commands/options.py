@@ -22,7 +22,7 @@ ImagesPerClass = Annotated[int, typer.Option("--ipc", help="Images per class.")]
 ExpertsDir = Annotated[Path | None, typer.Option("--experts", help="Folder of expert trajectories.")]
 ExpertCount = Annotated[int | None, typer.Option("--expert-count", help="Number of experts.")]
 Epochs = Annotated[int | None, typer.Option("--epochs", help="Epochs of an expert.")]
-SamplerName = Annotated[str, typer.Option("--sampler", help="Sampler of the posterior.")]
+SamplerName = Annotated[str | None, typer.Option("--sampler", help="Sampler of the posterior; default: the preset's.")]
 Protocol = Annotated[str, typer.Option("--protocol", help="cold, point or expert.")]
 Chains = Annotated[int | None, typer.Option("--chains", help="Independent posterior chains.")]
 SamplingSteps = Annotated[int | None, typer.Option("--sampling-steps", help="Steps of each posterior chain.")]
@@ -44,6 +44,10 @@ Optimiser = Annotated[str | None, typer.Option("--optimiser", help="Of the image
 Averaging = Annotated[
     float | None,
     typer.Option("--averaging", help="Return an average of the iterates that forgets at this rate, e.g. 0.99."),
+]
+Annealing = Annotated[
+    float | None,
+    typer.Option("--annealing", help="Last part of the iterations, in which learning rates fall to zero, e.g. 0.5."),
 ]
 MethodOptions = Annotated[
     list[str] | None, typer.Option("--set", help="An option of the method, such as --set ahead=0; repeatable.")

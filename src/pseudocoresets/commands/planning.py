@@ -27,7 +27,7 @@ def make_plan(
     network: str,
     ipc: int,
     protocol: str,
-    sampler: str,
+    sampler: str | None,
     preset: str,
     seed: int,
     expert_count: int | None = None,
@@ -36,10 +36,14 @@ def make_plan(
     sampling: Mapping[str, Any] | None = None,
     method_options: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """A plan whose names are known to be right before anything long begins; no ``method`` is the preset's."""
+    """A plan whose names are known to be right before anything long begins.
+
+    No ``method`` is the preset's, and no ``sampler`` likewise.
+    """
     known_dataset(dataset)
     NETWORKS[parse_name(network)[0]]
-    SAMPLERS[sampler]
+    if sampler is not None:
+        SAMPLERS[sampler]
     if protocol not in PROTOCOLS:
         raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{protocol}'.")
     chosen = preset_for(preset, dataset, ipc)
@@ -58,7 +62,7 @@ def make_plan(
         expert_count=chosen.expert_count if expert_count is None else expert_count,
         experts=ExpertSettings(**{**chosen.experts, **(experts or {}), "seed": seed}),
         construction=ConstructionSettings(**{**chosen.construction_for(method), **initialisation, **own}),
-        sampling=SamplingSettings(**{**chosen.sampling, **(sampling or {}), "sampler": sampler, "seed": seed}),
+        sampling=SamplingSettings(**{**chosen.sampling_by(sampler), **(sampling or {}), "seed": seed}),
         method_options=options,
         before=_stage_before(method, chosen, own),
     )
