@@ -10,7 +10,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pseudocoresets.evaluation.paper import best_paper_accuracy, paper_figure
 
@@ -22,17 +22,22 @@ NAMES = {
     "cd": "cd, paired",
     "cd-plain": "cd, as the paper defines it",
     "fkl-rate-1000": "fkl, learning rate 1000",
-    "bptt": "bptt, from wasserstein's coreset",
-    "bptt-labels": "bptt, soft labels",
-    "random-labels": "random real images, soft labels",
+    "wasserstein-more": "wasserstein, going on",
 }
-SOFT = ("bptt-labels", "random-labels")
+PICTURED = 10
+"""Images of a class in a picture."""
+SOFT = {"bptt-labels": "bptt", "random-labels": "random"}
+"""Constructions that learn labels too, and what they stand beside."""
 HEADER = (
     "", "accuracy %", "one chain %", "NLL", "ECE", "Brier", "gain %", "paper %", "paper NLL", "iterations",
     "s/iteration", "peak MiB",
 )  # fmt: skip
 CELL_HEADER = (
-    "ipc", "", "constructions", "accuracy %", "one chain %", "NLL", "ECE", "chain steps", "iterations", "device s",
+    "ipc", "", "constructions", "accuracy %", "one chain %", "NLL", "ECE", "sampler, steps", "iterations", "device s",
+)  # fmt: skip
+SUMMARY_HEADER = ("data", "ipc", "bptt %", "NLL", "ECE", "control %", "paper's cd %", "its NLL", "best in the paper %")
+SOFT_HEADER = (
+    "data", "ipc", "bptt, hard %", "soft %", "NLL hard", "soft", "ECE soft", "control, hard %", "soft %", "NLL soft",
 )  # fmt: skip
 INTRODUCTION = """# Results
 
@@ -47,9 +52,8 @@ CELLS_INTRODUCTION = """
 
 A tenth of the training data was held out from experts and constructions. For each row, it chose when chains stop: after
 how many steps, the samples being those of the second half; the choice of highest accuracy among those with an ECE of at
-most 0.04, or that of the lowest ECE where there is none. The test data was then looked at once. "Device s" is the time
-of the construction, what it started from included, and of the judgement. Settings are those of `--preset paper`. One
-cell is made by
+most 0.04, or that of the lowest ECE where there is none. "Device s" is the time of the construction, what it started
+from included, and of the judgement. Settings are those of `--preset paper`. One cell is made by
 
     cd benchmarks && python cells.py --jobs jobs/paper.json --only cifar10 10 --experts 6 --epochs 30 --test --out OUT
 """
@@ -98,13 +102,21 @@ def paper_cells(document: dict[str, Any]) -> Iterator[str]:
     for row in document["rows"]:
         if "test" in row:
             groups[row["dataset"]][row["ipc"], row["label"]].append(row)
+    places = [(dataset, ipc) for dataset, cells in groups.items() for ipc in sorted({ipc for ipc, _ in cells})]
+    yield "\n### Summary\n"
+    yield from table(SUMMARY_HEADER, [summary_row(dataset, ipc, groups[dataset]) for dataset, ipc in places])
     for dataset, cells in groups.items():
         yield f"\n### {dataset}\n"
-        order = sorted(cells, key=lambda cell: (cell[0], cell[1] in SOFT, _mean(cells[cell], "accuracy")))
-        yield from table(CELL_HEADER, [cell_row(ipc, label, cells) for ipc, label in order])
-        yield from ("", *paper_lines(dataset, sorted({ipc for ipc, _ in cells})))
-        for ipc in sorted({ipc for ipc, _ in cells}):
-            yield from picture_line(dataset, ipc, "bptt")
+        order = sorted(cells, key=lambda cell: (cell[0], _mean(cells[cell], "accuracy")))
+        yield from table(CELL_HEADER, [cell_row(ipc, label, cells) for ipc, label in order if label not in SOFT])
+        for place in places:
+            if place[0] == dataset:
+                yield from picture_line(*place, "bptt")
+    yield "\n### Learned soft labels\n"
+    yield "The coreset of `bptt`, and as a control the random real images, each with labels that were learned too. One"
+    yield "construction each, beside the same with hard labels.\n"
+    softened = [(dataset, ipc) for dataset, ipc in places if (ipc, "bptt-labels") in groups[dataset]]
+    yield from table(SOFT_HEADER, [soft_row(dataset, ipc, groups[dataset]) for dataset, ipc in softened])
     yield ""
     experts = [row for row in document["rows"] if "experts" in row]
     made = "; ".join(f"{row['experts']} {row['seconds']:.0f} s" for row in experts)
@@ -114,25 +126,65 @@ def paper_cells(document: dict[str, Any]) -> Iterator[str]:
     yield f"\nMade at commit {', '.join(document['commits'])} on one {document['device']} by\n\n```\n{commands}\n```"
 
 
-def cell_row(ipc: int, label: str, cells: dict[tuple[int, str], list[dict[str, Any]]]) -> list[str]:
+Cells: TypeAlias = dict[tuple[int, str], list[dict[str, Any]]]
+"""The constructions of a data set by images per class and label."""
+
+
+def summary_row(dataset: str, ipc: int, cells: Cells) -> list[str]:
+    made, control = cells[ipc, "bptt"], cells[ipc, "random"]
+    accuracy, nll = (paper_figure(dataset, ipc, "cd", name) for name in ("accuracy", "nll"))
+    best = best_paper_accuracy(dataset, ipc)
+    assert accuracy is not None
+    assert best is not None
+    return [
+        dataset,
+        str(ipc),
+        _accuracy(made),
+        f"{_mean(made, 'nll'):.3f}",
+        f"{_mean(made, 'ece'):.3f}",
+        _accuracy(control),
+        f"{100 * accuracy:.2f}",
+        f"{nll:.2f}",
+        f"{100 * best:.2f}",
+    ]
+
+
+def soft_row(dataset: str, ipc: int, cells: Cells) -> list[str]:
+    shown = [dataset, str(ipc)]
+    for label, hard in SOFT.items():
+        soft, same = cells[ipc, label], [row for row in cells[ipc, hard] if row["seed"] == 0]
+        shown += [_accuracy(same), _accuracy(soft)]
+        if hard == "bptt":
+            shown += [f"{_mean(same, 'nll'):.3f}", f"{_mean(soft, 'nll'):.3f}", f"{_mean(soft, 'ece'):.3f}"]
+        else:
+            shown.append(f"{_mean(soft, 'nll'):.3f}")
+    return shown
+
+
+def _accuracy(rows: list[dict[str, Any]]) -> str:
+    """Mean and deviation over constructions."""
+    values = [100 * row["test"]["accuracy"] for row in rows]
+    return f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(rows) > 1 else "")
+
+
+def cell_row(ipc: int, label: str, cells: Cells) -> list[str]:
     rows = cells[ipc, label]
-    accuracies = [100 * row["test"]["accuracy"] for row in rows]
-    spread = f" ± {statistics.stdev(accuracies):.1f}" if len(rows) > 1 else ""
+    initial = rows[0].get("initial")
     return [
         str(ipc),
-        NAMES.get(label, label),
+        NAMES.get(label, label) + (f", from {initial}'s coreset" if label == "bptt" and initial else ""),
         "" if rows[0]["method"] == "random" else str(len(rows)),
-        f"{statistics.fmean(accuracies):.1f}{spread}",
+        _accuracy(rows),
         f"{100 * _mean(rows, 'chain_accuracy'):.1f}",
         f"{_mean(rows, 'nll'):.3f}",
         f"{_mean(rows, 'ece'):.3f}",
-        ", ".join(str(row["chosen"]["steps"]) for row in rows),
+        ", ".join(f"{row['plan']['sampling']['sampler']} {row['chosen']['steps']}" for row in rows),
         str(rows[0].get("iterations", "")),
         f"{device_seconds(ipc, label, cells):.0f}",
     ]
 
 
-def device_seconds(ipc: int, label: str, cells: dict[tuple[int, str], list[dict[str, Any]]]) -> float:
+def device_seconds(ipc: int, label: str, cells: Cells) -> float:
     """The mean over constructions, each with what it started from and with its judgement."""
     rows = cells[ipc, label]
     own = statistics.fmean(row.get("construct_seconds", 0.0) for row in rows)
@@ -149,20 +201,10 @@ def _mean(rows: list[dict[str, Any]], metric: str) -> float:
     return statistics.fmean(row["test"][metric] for row in rows)
 
 
-def paper_lines(dataset: str, ipcs: Sequence[int]) -> Iterator[str]:
-    """What the paper has for contrastive divergence, and its best of any method."""
-    found = []
-    for ipc in ipcs:
-        accuracy, nll = (paper_figure(dataset, ipc, "cd", name) for name in ("accuracy", "nll"))
-        best = best_paper_accuracy(dataset, ipc)
-        if accuracy is not None and nll is not None and best is not None:
-            found.append(f"ipc {ipc}: {100 * accuracy:.1f} (NLL {nll:.2f}), best {100 * best:.1f}")
-    yield f"Paper, contrastive divergence and best of any method: {'; '.join(found)}."
-
-
 def picture_line(dataset: str, ipc: int, method: str) -> Iterator[str]:
     if (ROOT / "docs/images" / (picture := f"{dataset}-ipc{ipc}-{method}.png")).exists():
-        yield f"\n![The coreset of {method}, {dataset}, {ipc} image(s) per class](images/{picture})"
+        shown = "image(s) per class" if ipc <= PICTURED else f"images per class, {PICTURED} of them shown"
+        yield f"\n![The coreset of {method}, {dataset}, {ipc} {shown}](images/{picture})"
 
 
 def cells_of(document: dict[str, Any]) -> Iterator[str]:
