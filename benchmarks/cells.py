@@ -11,7 +11,8 @@ where everything but the first three is optional and changes the preset ``paper`
 earlier job of the same cell and seed whose points this one starts from, ``"whiten": true`` whitens data that are not
 whitened by default, and ``"expert_learning_rate": 0.0025`` trains slower experts. With ``"iterations": 1500,
 "every": 500, "seconds": 60`` the construction goes on to 1,500 iterations in parts of 500 and ends with the first part
-that is done after 60 seconds; with ``"curve": true`` it is judged after each part.
+that is done after 60 seconds; with ``"curve": true`` it is judged after each part. ``"lengths": [1000, 2000]`` are the
+numbers of steps after which chains may stop.
 
 A part of the training data is held out from experts and constructions alike. Each coreset is sampled once for every
 entry of ``sampling``, and the held-out part decides which of them is used, and when chains stop: after T of their
@@ -55,7 +56,7 @@ NETWORK = "convnet:depth=3,width=128"
 SPACING = 40
 """Steps between two positions of a chain that are kept."""
 LENGTHS = (200, 400, 600, 800, 1000)
-"""Chains may stop after so many steps."""
+"""Chains may stop after so many steps, unless a job says otherwise."""
 LARGEST_ECE = 0.04
 CONSTRUCTED = ("iterations", "coreset", "construct_seconds", "seconds_per_iteration", "peak_memory", "last", "curve")
 
@@ -106,16 +107,17 @@ def scores(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     return all_metrics(probabilities.flatten(0, 1).mean(0), labels) | {"chain_accuracy": sum(single) / len(single)}
 
 
-def choices(coreset: Coreset, settings: SamplingSettings, changes: Sequence[dict[str, Any]], split: Split) -> Iterator:
+def choices(coreset: Coreset, settings: SamplingSettings, job: dict[str, Any], split: Split) -> Iterator[Choice]:
     """Every way to sample, each with every time to stop."""
-    for change in changes:
-        longest = max(LENGTHS)
+    lengths = job.get("lengths", LENGTHS)
+    for change in job.get("sampling", [{}]):
+        longest = max(lengths)
         changed = SamplingSettings(
             **(asdict(settings) | {"steps": longest, "samples": longest // SPACING, "burn_in": 0.0} | change)
         )
         samples = sample_posterior(coreset, start="cold", **asdict(changed))
         probabilities = samples.predict(split.images)
-        for steps in LENGTHS:
+        for steps in lengths:
             choice = Choice(samples, change, steps, {})
             yield replace(choice, found=scores(probabilities[:, choice.kept()], split.labels))
 
@@ -197,7 +199,7 @@ class Workplace:
                 "curve": curve,
             }
         began = time.monotonic()
-        found = list(choices(coreset, plan.sampling, job.get("sampling", [{}]), data.test))
+        found = list(choices(coreset, plan.sampling, job, data.test))
         chosen = best(found)
         row |= {"choices": [choice.as_json() for choice in found], "chosen": chosen.as_json(), "plan": plan.as_json()}
         if self._test:
@@ -227,7 +229,7 @@ class Workplace:
             if _since(began) > job.get("seconds", math.inf):
                 break
             if job.get("curve") and iterations < most:
-                chosen = best(list(choices(made.coreset, plan.sampling, [{}], data.test)))
+                chosen = best(list(choices(made.coreset, plan.sampling, job | {"sampling": [{}]}, data.test)))
                 curve.append({"iterations": iterations, **chosen.as_json()})
         made.discard_checkpoint()
         made.coreset.save(self._folder / f"{_name(job, seed)}.safetensors", compact=True)
@@ -267,7 +269,7 @@ def _figures(found: dict[str, Any]) -> str:
 
 def _construction(job: dict[str, Any]) -> dict[str, Any]:
     """What of a job decides its points."""
-    return {key: value for key, value in job.items() if key not in ("seeds", "sampling", "curve")}
+    return {key: value for key, value in job.items() if key not in ("seeds", "sampling", "lengths", "curve")}
 
 
 def _input(job: dict[str, Any]) -> str:
