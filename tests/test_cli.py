@@ -144,13 +144,23 @@ def test_the_other_protocols_stand_beside_their_control(
     assert protocol in judged.stdout
 
 
-def test_real_images_are_a_method_too(bpc: Invoke, experts_folder: Path, digits: pc.Dataset, tmp_path: Path) -> None:
-    made = bpc("construct", "--method", "random", "--ipc", 2, "--experts", experts_folder, "--out", "r.safetensors")
+def test_real_images_are_a_method_too(bpc: Invoke, digits: pc.Dataset, tmp_path: Path) -> None:
+    made = bpc("construct", "--method", "random", "--ipc", 2, "--out", "r.safetensors")
     assert made.exit_code == 0, made.stderr
     pixels = (pc.Coreset.load(tmp_path / "r.safetensors").to_pixels() * 255).round().to(torch.uint8)
     real = {image.numpy().tobytes() for image in digits.train.images}
     assert len(pixels) == 20
     assert all(image.numpy().tobytes() in real for image in pixels)
+
+
+def test_a_coreset_goes_on_through_its_chain_without_experts(bpc: Invoke, tmp_path: Path) -> None:
+    assert bpc("construct", "--method", "random", "--network", "mlp:width=8", "--out", "r.safetensors").exit_code == 0
+    small = ("--network", "mlp:width=8", "--iterations", 2, "--set", "steps=2", "--set", "horizon=6")
+    made = bpc("construct", "--method", "bptt", "--initial", "r.safetensors", "--out", "c.safetensors", *small)
+    assert made.exit_code == 0, made.stderr
+    coreset = pc.Coreset.load(tmp_path / "c.safetensors")
+    assert coreset.method == "bptt"
+    assert coreset.configuration["initial"]["method"] == "random"
 
 
 def test_compare_works_as_documented(bpc: Invoke) -> None:

@@ -66,6 +66,13 @@ def test_a_misspelt_name_is_answered_with_the_nearest(
     assert f"Did you mean '{nearest}'?" in sentence
 
 
+@pytest.mark.parametrize(("method", "named"), [("cd", "cd"), ("bptt", "wasserstein")])
+def test_construct_says_who_needs_experts(bpc: Invoke, tmp_path: Path, method: str, named: str) -> None:
+    sentence = refused(bpc, tmp_path, "construct", "--out", "new/c.safetensors", "--method", method)
+    assert f"The method '{named}'" in sentence
+    assert "--experts" in sentence
+
+
 @pytest.mark.parametrize(
     ("option", "value", "nearest"),
     [("--dataset", "digitz", "digits"), ("--method", "cdd", "cd"), ("--network", "mlpp", "mlp")],

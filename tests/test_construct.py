@@ -19,7 +19,7 @@ from pseudocoresets.construct import (
     run_construction,
 )
 from pseudocoresets.data import Dataset
-from pseudocoresets.divergences import Extra, Loss, Points, Problem
+from pseudocoresets.divergences import Extra, Loss, Points, Problem, ThroughChain
 from pseudocoresets.errors import DivergenceError, FileFormatError, InputError
 from pseudocoresets.experts import Experts
 from pseudocoresets.seeds import Randomness
@@ -153,6 +153,38 @@ def test_a_saved_coreset_can_be_continued(digits: Dataset, experts: Experts) -> 
     first = run(digits, experts, Pull()).coreset
     second = run(digits, experts, Pull(), initial=first)
     torch.testing.assert_close(second.coreset.images - 2, (first.images - 2) * 0.9**25, rtol=1e-4, atol=1e-5)
+
+
+# Without experts.
+
+
+THROUGH = ThroughChain(steps=3, horizon=9, chains=2, batch_size=16, step_size=0.2)
+
+
+def test_a_method_that_needs_no_experts_is_the_same_without_them(digits: Dataset, experts: Experts) -> None:
+    settings = {"ipc": 1, "iterations": 3, "learning_rate": 0.1, "device": "cpu"}
+    with_experts = pc.construct(digits, experts, THROUGH, **settings)
+    without = pc.construct(digits, None, THROUGH, network=experts.network, **settings)
+    assert torch.equal(with_experts.images, without.images)
+    assert without.network == experts.network.spec
+
+
+def test_a_network_may_be_named_where_there_are_no_experts(digits: Dataset) -> None:
+    made = pc.construct(digits, None, THROUGH, network="mlp:width=8", iterations=1, device="cpu")
+    assert made.network is not None
+    assert made.network.name == "mlp"
+
+
+@pytest.mark.parametrize(("method", "said"), [(THROUGH, "which network"), ("cd", "needs experts")])
+def test_what_is_missing_without_experts_is_said(digits: Dataset, method: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        pc.construct(digits, None, method, device="cpu")
+
+
+def test_a_continued_coreset_is_for_the_network_that_it_was_continued_with(digits: Dataset, experts: Experts) -> None:
+    other = pc.construct(digits, None, THROUGH, network="mlp:width=8", iterations=1, device="cpu")
+    again = pc.construct(digits, experts, THROUGH, initial=other, iterations=1, device="cpu")
+    assert again.network == experts.network.spec
 
 
 # Checkpoints.

@@ -15,7 +15,7 @@ from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.divergences import Loss, ThroughChain, Wasserstein
 from pseudocoresets.experts import Experts, train_experts
-from pseudocoresets.pipeline import Plan, WorkFiles, construct_plan, make_coreset
+from pseudocoresets.pipeline import Plan, WorkFiles, construct_plan, make_coreset, run_plan
 from pseudocoresets.progress import Silent
 
 CPU = torch.device("cpu")
@@ -29,6 +29,41 @@ def digits() -> Dataset:
 @pytest.fixture(scope="module")
 def experts(digits: Dataset) -> Experts:
     return train_experts(digits, "mlp:width=16", 2, epochs=6, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "ipc", "method", "protocol", "needed"),
+    [
+        ("mnist", 10, None, "cold", False),
+        ("mnist", 10, None, "expert", True),
+        ("mnist", 1, None, "cold", True),
+        ("mnist", 10, "cd", "cold", True),
+        ("mnist", 10, "random", "cold", False),
+    ],
+)
+def test_experts_are_trained_where_something_draws_from_them(
+    dataset: str, ipc: int, method: str | None, protocol: str, needed: bool
+) -> None:
+    plan = make_plan(
+        dataset=dataset,
+        method=method,
+        network="convnet",
+        ipc=ipc,
+        protocol=protocol,
+        sampler=None,
+        preset="paper",
+        seed=0,
+    )
+    assert plan.needs_experts() is needed
+
+
+def test_a_run_that_needs_no_experts_trains_none(tmp_path: Path) -> None:
+    plan = replace(plan_of("random"), control_draws=1)
+    few = replace(plan.sampling, steps=4, samples=2, chains=1)
+    outcome = run_plan(replace(plan, sampling=few), tmp_path, device="cpu")
+    assert not (tmp_path / "experts").exists()
+    assert "experts" not in outcome.metrics["timings"]
+    assert (tmp_path / "coreset.safetensors").exists()
 
 
 def plan_of(method: str | None, preset: str = "paper", **settings: Any) -> Plan:
@@ -55,7 +90,7 @@ def plan() -> Plan:
 
 def made_in(folder: Path, plan: Plan, digits: Dataset, experts: Experts) -> Construction:
     folder.mkdir(exist_ok=True)
-    return make_coreset(plan, digits, experts, folder, CPU, Silent(), keep_checkpoint=True)
+    return make_coreset(plan, digits, experts, experts.network, folder, CPU, Silent(), keep_checkpoint=True)
 
 
 def test_a_preset_names_what_comes_before_and_gives_it_what_is_to_be_made(plan: Plan) -> None:
@@ -111,7 +146,7 @@ def test_points_that_are_given_take_the_place_of_the_first_stage(
     given = made_in(tmp_path / "given", plan, digits, experts).initial
     monkeypatch.delattr(Wasserstein, "loss")
     files = WorkFiles(*(tmp_path / name for name in ("checkpoint", "before", "rescue")))
-    made = construct_plan(plan, digits, experts, files, CPU, Silent(), initial=given)
+    made = construct_plan(plan, digits, experts, experts.network, files, CPU, Silent(), initial=given)
     assert made.before is None
     assert torch.equal(made.initial.images, given.images)
 

@@ -20,7 +20,8 @@ from pseudocoresets.evaluation import METRICS, Summary
 from pseudocoresets.evaluation.paper import paper_figure
 from pseudocoresets.experts import Experts
 from pseudocoresets.files import make_folder, read_json, require_writable_folder, write_json, write_text
-from pseudocoresets.pipeline import Plan, experts_for, judge, judge_control, make_coreset, write_log
+from pseudocoresets.networks import Network
+from pseudocoresets.pipeline import Plan, experts_for, judge, judge_control, make_coreset, network_for, write_log
 from pseudocoresets.progress import Progress, Silent
 from pseudocoresets.selection import require_class_size
 
@@ -147,8 +148,10 @@ def run_comparison(
     data = load_dataset(plan.dataset, data_dir)
     fit_threads(data.shape)
     require_class_size(data.train, plan.construction.ipc)
-    experts = experts_for(plan, data, experts_dir or folder / "experts", device, progress)
-    runner = _CellRunner(folder, data, experts, device, progress)
+    experts = None
+    if any(own.needs_experts() for own in plans.values()):
+        experts = experts_for(plan, data, experts_dir or folder / "experts", device, progress)
+    runner = _CellRunner(folder, data, experts, network_for(plan, data, experts), device, progress)
     control = {seed: runner.control(plan.with_seed(seed), seed) for seed in seeds}
     rows = [_row(CONTROL, plan, control, control)]
     for name, own in plans.items():
@@ -193,10 +196,19 @@ def _reason(error: Exception) -> str:
 class _CellRunner:
     """Computes one method at one seed, or reads it from its folder."""
 
-    def __init__(self, folder: Path, data: Dataset, experts: Experts, device: torch.device, progress: Progress) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        data: Dataset,
+        experts: Experts | None,
+        network: Network,
+        device: torch.device,
+        progress: Progress,
+    ) -> None:
         self._folder = folder
         self._data = data
         self._experts = experts
+        self._network = network
         self._device = device
         self._progress = progress
 
@@ -228,7 +240,7 @@ class _CellRunner:
         return document
 
     def _construct_and_judge(self, folder: Path, plan: Plan) -> dict[str, Any]:
-        made = make_coreset(plan, self._data, self._experts, folder, self._device, self._progress)
+        made = make_coreset(plan, self._data, self._experts, self._network, folder, self._device, self._progress)
         made.coreset.save(folder / "coreset.safetensors")
         made.initial.save(folder / "initial.safetensors")
         write_log(folder / "log.jsonl", made.history)
@@ -243,7 +255,7 @@ class _CellRunner:
         }
 
     def _judge_control(self, plan: Plan) -> dict[str, Any]:
-        spec = self._experts.network.spec
+        spec = self._network.spec
         return judge_control(plan, self._data, spec, self._experts, self._device, self._progress).as_json()
 
 

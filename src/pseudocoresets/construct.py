@@ -24,7 +24,7 @@ from pseudocoresets.energy import Classifier, Energy, uniform_weights
 from pseudocoresets.errors import DivergenceError, FileFormatError, InputError
 from pseudocoresets.experts import Experts, require_experts_for
 from pseudocoresets.files import read_tensors, remove_leftovers, write_tensors
-from pseudocoresets.networks import NetworkSpec
+from pseudocoresets.networks import Network, NetworkSpec, build_network
 from pseudocoresets.progress import Progress, Silent, task
 from pseudocoresets.seeds import Randomness
 from pseudocoresets.selection import SELECTIONS
@@ -117,6 +117,7 @@ def construct(
     method: str | Method = "cd",
     ipc: int = 1,
     *,
+    network: str | Network | None = None,
     method_options: Mapping[str, Any] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -128,8 +129,9 @@ def construct(
     """A pseudo-coreset of ``data`` with ``ipc`` images per class.
 
     ``method`` is a name (with ``method_options``) or any object with a ``loss``. ``settings`` are those of
-    ``ConstructionSettings``. With ``checkpoint``, written every ``checkpoint_seconds``, a killed run goes on from
-    there; ``initial`` continues from a saved coreset.
+    ``ConstructionSettings``. A method that needs no experts (``bptt``) takes None for them, and a ``network``. With
+    ``checkpoint``, written every ``checkpoint_seconds``, a killed run goes on from there; ``initial`` continues from a
+    saved coreset.
     """
     name = method if isinstance(method, str) else type(method).__name__
     built = build_method(method, method_options or {}) if isinstance(method, str) else method
@@ -140,6 +142,7 @@ def construct(
         name,
         built,
         chosen,
+        network=network,
         checkpoint=checkpoint,
         checkpoint_seconds=checkpoint_seconds,
         initial=initial,
@@ -157,6 +160,7 @@ def run_construction(
     method: Method,
     settings: ConstructionSettings,
     *,
+    network: str | Network | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     rescue: str | os.PathLike[str] | None = None,
@@ -169,19 +173,21 @@ def run_construction(
     The checkpoint stays until the caller, having saved the coreset, discards it. If the energy diverges, the last
     good coreset is written to ``rescue`` and takes the checkpoint's place.
     """
-    if experts is None:
+    if experts is not None:
+        require_experts_for(experts, data.name)
+    elif needs_experts(method):
         raise InputError(f"The method '{name}' needs experts; train some with 'bpc experts'.")
-    require_experts_for(experts, data.name)
+    used = _network(experts, network, data)
     device = resolve_device(device)
     recorded = configuration(method, settings)
     if initial is None:
-        start = real_coreset(data, settings, experts.network.spec, name, recorded)
+        start = real_coreset(data, settings, used.spec, name, recorded)
     else:
-        start = _continued(initial, name, settings.seed, recorded)
+        start = replace(_continued(initial, name, settings.seed, recorded), network=used.spec)
     require_same_shape(start, data)
-    problem = _problem(data, experts, settings, device)
+    problem = _problem(data, experts, used, settings, device)
     learner = Learner(start, method, settings, device)
-    fingerprint = _fingerprint(data, experts, name, method, settings, start)
+    fingerprint = _fingerprint(data, experts, used, name, method, settings, start)
     keeper = _CheckpointKeeper(checkpoint, checkpoint_seconds, fingerprint)
     keeper.restore(learner, settings.iterations)
     first, began = learner.iteration, time.monotonic()
@@ -193,6 +199,19 @@ def run_construction(
             raise DivergenceError(advice + _rescue(learner, start, rescue, keeper)) from None
     seconds = (time.monotonic() - began) / max(1, learner.iteration - first)
     return Construction(learner.coreset(start), start, learner.history(), seconds, memory.bytes, keeper.path)
+
+
+def needs_experts(method: Method) -> bool:
+    """Whether a method draws from experts; it does unless its ``needs_experts`` says otherwise."""
+    return bool(getattr(method, "needs_experts", True))
+
+
+def _network(experts: Experts | None, network: str | Network | None, data: Dataset) -> Network:
+    if experts is not None:
+        return experts.network
+    if network is None:
+        raise InputError("Without experts, say which network the coreset is for, such as network='convnet'.")
+    return build_network(network, data.shape, len(data.classes)) if isinstance(network, str) else network
 
 
 def real_coreset(
@@ -260,8 +279,10 @@ def _settings(ipc: int, settings: Mapping[str, Any]) -> ConstructionSettings:
     return ConstructionSettings(ipc=ipc, **settings)
 
 
-def _problem(data: Dataset, experts: Experts, settings: ConstructionSettings, device: torch.device) -> Problem:
-    model = Classifier(experts.network, settings.prior_scale)
+def _problem(
+    data: Dataset, experts: Experts | None, network: Network, settings: ConstructionSettings, device: torch.device
+) -> Problem:
+    model = Classifier(network, settings.prior_scale)
 
     @cache
     def real_data() -> RealData:
@@ -581,7 +602,13 @@ def _label_logits(start: Coreset) -> Tensor:
 
 
 def _fingerprint(
-    data: Dataset, experts: Experts, name: str, method: Method, settings: ConstructionSettings, start: Coreset
+    data: Dataset,
+    experts: Experts | None,
+    network: Network,
+    name: str,
+    method: Method,
+    settings: ConstructionSettings,
+    start: Coreset,
 ) -> str:
     """What must agree for a checkpoint to be continued; the number of iterations may grow."""
     chosen = {key: value for key, value in asdict(settings).items() if key != "iterations"}
@@ -589,8 +616,8 @@ def _fingerprint(
         {
             "dataset": data.name,
             "size": len(data.train),
-            "experts": asdict(experts.settings) | {"count": len(experts)},
-            "network": experts.network.spec.as_json(),
+            "experts": None if experts is None else asdict(experts.settings) | {"count": len(experts)},
+            "network": network.spec.as_json(),
             "method": [name, configuration(method, settings)["method"]],
             "settings": chosen,
             "start": float(start.images.double().sum()),

@@ -18,6 +18,7 @@ from pseudocoresets.construct import (
     Construction,
     ConstructionSettings,
     build_method,
+    needs_experts,
     real_coreset,
     run_construction,
 )
@@ -29,7 +30,7 @@ from pseudocoresets.evaluation import METRICS, EvaluationReport, evaluate, poole
 from pseudocoresets.experts import Experts, ExpertSettings, train_experts
 from pseudocoresets.files import require_writable_folder, write_json, write_text
 from pseudocoresets.inference import SamplingSettings, sample_posterior
-from pseudocoresets.networks import NetworkSpec
+from pseudocoresets.networks import Network, NetworkSpec, build_network
 from pseudocoresets.progress import Progress, Silent
 from pseudocoresets.seeds import derive_seed
 from pseudocoresets.selection import SELECTIONS, require_class_size
@@ -73,6 +74,14 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def needs_experts(self) -> bool:
+        """Whether its protocol, its method or the one before draws from experts."""
+        stages = [(self.method, self.method_options)]
+        if self.before is not None:
+            stages.append((self.before.method, self.before.method_options))
+        learned = [build_method(name, options) for name, options in stages if name not in SELECTIONS]
+        return self.protocol == "expert" or any(needs_experts(method) for method in learned)
+
     def with_seed(self, seed: int) -> Plan:
         """The same plan with its constructions and samples drawn anew; the experts stay."""
         before = self.before
@@ -114,14 +123,17 @@ def run_plan(
     fit_threads(data.shape)
     require_class_size(data.train, plan.construction.ipc)
     timings: dict[str, float] = {}
-    with _timed(timings, "experts"):
-        experts = experts_for(plan, data, experts_dir or folder / "experts", device, progress)
+    experts = None
+    if plan.needs_experts():
+        with _timed(timings, "experts"):
+            experts = experts_for(plan, data, experts_dir or folder / "experts", device, progress)
+    network = network_for(plan, data, experts)
     with _timed(timings, "construct"):
-        made = make_coreset(plan, data, experts, folder, device, progress, keep_checkpoint=True)
+        made = make_coreset(plan, data, experts, network, folder, device, progress, keep_checkpoint=True)
     with _timed(timings, "posterior"):
         report = judge(made.coreset, data, plan.protocol, plan.sampling, experts, device, progress)
     with _timed(timings, "control"):
-        control = judge_control(plan, data, experts.network.spec, experts, device, progress)
+        control = judge_control(plan, data, network.spec, experts, device, progress)
     metrics = metrics_document(plan, report, control, timings)
     _write_run(folder, plan, data, made, metrics, device)
     made.discard_checkpoint()
@@ -141,10 +153,16 @@ def experts_for(plan: Plan, data: Dataset, folder: str | Path, device: torch.dev
     )
 
 
+def network_for(plan: Plan, data: Dataset, experts: Experts | None) -> Network:
+    """The experts' network, or the plan's where there are none."""
+    return build_network(plan.network, data.shape, len(data.classes)) if experts is None else experts.network
+
+
 def make_coreset(
     plan: Plan,
     data: Dataset,
-    experts: Experts,
+    experts: Experts | None,
+    network: Network,
     folder: Path,
     device: torch.device,
     progress: Progress,
@@ -155,7 +173,8 @@ def make_coreset(
     With ``keep_checkpoint``, the caller discards the checkpoint once the coreset is safe.
     """
     names = ("construction.checkpoint", "before.checkpoint", "last-good.safetensors")
-    made = construct_plan(plan, data, experts, WorkFiles(*(folder / name for name in names)), device, progress)
+    files = WorkFiles(*(folder / name for name in names))
+    made = construct_plan(plan, data, experts, network, files, device, progress)
     if not keep_checkpoint:
         made.discard_checkpoint()
     return made
@@ -164,7 +183,8 @@ def make_coreset(
 def construct_plan(
     plan: Plan,
     data: Dataset,
-    experts: Experts,
+    experts: Experts | None,
+    network: Network,
     files: WorkFiles,
     device: str | torch.device,
     progress: Progress,
@@ -177,12 +197,13 @@ def construct_plan(
     later process goes on from; checkpoints stay until the construction discards them.
     """
     if plan.method in SELECTIONS:
-        chosen = real_coreset(data, plan.construction, experts.network.spec, plan.method)
+        chosen = real_coreset(data, plan.construction, network.spec, plan.method)
         return Construction(chosen, chosen, [])
     run = partial(
         run_construction,
         data,
         experts,
+        network=network,
         checkpoint_seconds=checkpoint_seconds,
         rescue=files.rescue,
         device=device,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -14,21 +15,26 @@ from pseudocoresets.construct import CHECKPOINT_SECONDS
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import load_dataset
 from pseudocoresets.devices import fit_threads
+from pseudocoresets.errors import InputError
 from pseudocoresets.experts import load_experts, require_experts_for
 from pseudocoresets.files import require_writable
 from pseudocoresets.networks import build_network
-from pseudocoresets.pipeline import WorkFiles, construct_plan, write_log
+from pseudocoresets.pipeline import Plan, WorkFiles, construct_plan, network_for, write_log
 from pseudocoresets.progress import for_stream
 from pseudocoresets.selection import SELECTIONS
 
 
 def construct(
     out: Annotated[Path, typer.Option("--out", help="Coreset file to write.")],
-    experts: Annotated[Path, typer.Option("--experts", help="Folder of expert trajectories.")],
+    experts: Annotated[
+        Path | None, typer.Option("--experts", help="Folder of expert trajectories; bptt and random need none.")
+    ] = None,
     dataset: o.DatasetName = "digits",
     method: o.MethodName = None,
     ipc: o.ImagesPerClass = 1,
-    network: Annotated[str | None, typer.Option("--network", help="Network that the experts must be of.")] = None,
+    network: Annotated[
+        str | None, typer.Option("--network", help="Network; default: that of the experts, or convnet without any.")
+    ] = None,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
     iterations: o.Iterations = None,
@@ -76,21 +82,30 @@ def construct(
         method_options=o.parse_settings(method_options),
     )
     require_writable(out)
-    trained = load_experts(experts)
+    start = None if initial is None else Coreset.load(initial, data_dir=data_dir)
+    if start is not None:
+        plan = replace(plan, before=None)
+    if experts is None and plan.needs_experts():
+        raise InputError(
+            f"{_who_needs(plan)} needs experts; train some with 'bpc experts' and name their folder with --experts."
+        )
+    trained = None if experts is None else load_experts(experts)
     data = load_dataset(dataset, data_dir)
     fit_threads(data.shape)
-    wanted = None if network is None else build_network(network, data.shape, len(data.classes)).spec
-    require_experts_for(trained, data.name, wanted)
+    if trained is not None:
+        wanted = None if network is None else build_network(network, data.shape, len(data.classes)).spec
+        require_experts_for(trained, data.name, wanted)
     made = construct_plan(
         plan,
         data,
         trained,
+        network_for(plan, data, trained),
         WorkFiles(
             _beside(out, ".checkpoint"), _beside(out, ".before.checkpoint"), _beside(out, ".last-good.safetensors")
         ),
         device,
         for_stream(),
-        initial=None if initial is None else Coreset.load(initial, data_dir=data_dir),
+        initial=start,
         checkpoint_seconds=checkpoint_seconds,
     )
     if plan.method not in SELECTIONS:
@@ -102,6 +117,12 @@ def construct(
         print_json({"coreset": str(out), "points": len(made.coreset), "last": last})
     else:
         typer.echo(f"{len(made.coreset)} points for {made.coreset.data_size:,} in {out}")
+
+
+def _who_needs(plan: Plan) -> str:
+    if plan.before is None:
+        return f"The method '{plan.method}'"
+    return f"The method '{plan.before.method}', which the preset puts before '{plan.method}',"
 
 
 def _beside(out: Path, ending: str) -> Path:

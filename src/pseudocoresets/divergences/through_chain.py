@@ -41,7 +41,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -100,6 +100,8 @@ class ThroughChain:
     """Whether the gradient of an iteration is divided by its norm over the images."""
     windows: int = 1
     """How many chains take a window in each iteration, side by side."""
+
+    needs_experts: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_at_least(
