@@ -90,7 +90,7 @@ def plan() -> Plan:
 
 def made_in(folder: Path, plan: Plan, digits: Dataset, experts: Experts) -> Construction:
     folder.mkdir(exist_ok=True)
-    return make_coreset(plan, digits, experts, experts.network, folder, CPU, Silent(), keep_checkpoint=True)
+    return make_coreset(plan, digits, experts, folder, CPU, Silent(), keep_checkpoint=True)
 
 
 def test_a_preset_names_what_comes_before_and_gives_it_what_is_to_be_made(plan: Plan) -> None:
@@ -146,7 +146,7 @@ def test_points_that_are_given_take_the_place_of_the_first_stage(
     given = made_in(tmp_path / "given", plan, digits, experts).initial
     monkeypatch.delattr(Wasserstein, "loss")
     files = WorkFiles(*(tmp_path / name for name in ("checkpoint", "before", "rescue")))
-    made = construct_plan(plan, digits, experts, experts.network, files, CPU, Silent(), initial=given)
+    made = construct_plan(plan, digits, experts, files, CPU, Silent(), initial=given)
     assert made.before is None
     assert torch.equal(made.initial.images, given.images)
 

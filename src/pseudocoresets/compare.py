@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pseudocoresets.construct import network_for
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.devices import fit_threads, resolve_device
@@ -20,8 +21,7 @@ from pseudocoresets.evaluation import METRICS, Summary
 from pseudocoresets.evaluation.paper import paper_figure
 from pseudocoresets.experts import Experts
 from pseudocoresets.files import make_folder, read_json, require_writable_folder, write_json, write_text
-from pseudocoresets.networks import Network
-from pseudocoresets.pipeline import Plan, experts_for, judge, judge_control, make_coreset, network_for, write_log
+from pseudocoresets.pipeline import Plan, experts_for, judge, judge_control, make_coreset, write_log
 from pseudocoresets.progress import Progress, Silent
 from pseudocoresets.selection import require_class_size
 
@@ -151,7 +151,7 @@ def run_comparison(
     experts = None
     if any(own.needs_experts() for own in plans.values()):
         experts = experts_for(plan, data, experts_dir or folder / "experts", device, progress)
-    runner = _CellRunner(folder, data, experts, network_for(plan, data, experts), device, progress)
+    runner = _CellRunner(folder, data, experts, device, progress)
     control = {seed: runner.control(plan.with_seed(seed), seed) for seed in seeds}
     rows = [_row(CONTROL, plan, control, control)]
     for name, own in plans.items():
@@ -201,14 +201,12 @@ class _CellRunner:
         folder: Path,
         data: Dataset,
         experts: Experts | None,
-        network: Network,
         device: torch.device,
         progress: Progress,
     ) -> None:
         self._folder = folder
         self._data = data
         self._experts = experts
-        self._network = network
         self._device = device
         self._progress = progress
 
@@ -240,7 +238,7 @@ class _CellRunner:
         return document
 
     def _construct_and_judge(self, folder: Path, plan: Plan) -> dict[str, Any]:
-        made = make_coreset(plan, self._data, self._experts, self._network, folder, self._device, self._progress)
+        made = make_coreset(plan, self._data, self._experts, folder, self._device, self._progress)
         made.coreset.save(folder / "coreset.safetensors")
         made.initial.save(folder / "initial.safetensors")
         write_log(folder / "log.jsonl", made.history)
@@ -255,7 +253,7 @@ class _CellRunner:
         }
 
     def _judge_control(self, plan: Plan) -> dict[str, Any]:
-        spec = self._network.spec
+        spec = network_for(self._experts, plan.network, self._data).spec
         return judge_control(plan, self._data, spec, self._experts, self._device, self._progress).as_json()
 
 

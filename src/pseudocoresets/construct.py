@@ -177,13 +177,13 @@ def run_construction(
         require_experts_for(experts, data.name)
     elif needs_experts(method):
         raise InputError(f"The method '{name}' needs experts; train some with 'bpc experts'.")
-    used = _network(experts, network, data)
+    used = network_for(experts, network, data)
     device = resolve_device(device)
     recorded = configuration(method, settings)
     if initial is None:
         start = real_coreset(data, settings, used.spec, name, recorded)
     else:
-        start = replace(_continued(initial, name, settings.seed, recorded), network=used.spec)
+        start = _continued(initial, used.spec, name, settings.seed, recorded)
     require_same_shape(start, data)
     problem = _problem(data, experts, used, settings, device)
     learner = Learner(start, method, settings, device)
@@ -206,7 +206,8 @@ def needs_experts(method: Method) -> bool:
     return bool(getattr(method, "needs_experts", True))
 
 
-def _network(experts: Experts | None, network: str | Network | None, data: Dataset) -> Network:
+def network_for(experts: Experts | None, network: str | Network | None, data: Dataset) -> Network:
+    """The experts' network, or the one that is named where there are none."""
     if experts is not None:
         return experts.network
     if network is None:
@@ -241,10 +242,10 @@ def real_coreset(
     )
 
 
-def _continued(initial: Coreset, method: str, seed: int, recorded: Mapping[str, Any]) -> Coreset:
+def _continued(initial: Coreset, network: NetworkSpec, method: str, seed: int, recorded: Mapping[str, Any]) -> Coreset:
     """The points of ``initial`` as the start of another construction, which remembers how they were made."""
     origin = {"method": initial.method, "configuration": dict(initial.configuration)}
-    return replace(initial, method=method, seed=seed, configuration={**recorded, "initial": origin})
+    return replace(initial, network=network, method=method, seed=seed, configuration={**recorded, "initial": origin})
 
 
 def configuration(method: Method, settings: ConstructionSettings) -> dict[str, Any]:

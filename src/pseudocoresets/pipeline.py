@@ -19,6 +19,7 @@ from pseudocoresets.construct import (
     ConstructionSettings,
     build_method,
     needs_experts,
+    network_for,
     real_coreset,
     run_construction,
 )
@@ -30,7 +31,7 @@ from pseudocoresets.evaluation import METRICS, EvaluationReport, evaluate, poole
 from pseudocoresets.experts import Experts, ExpertSettings, train_experts
 from pseudocoresets.files import require_writable_folder, write_json, write_text
 from pseudocoresets.inference import SamplingSettings, sample_posterior
-from pseudocoresets.networks import Network, NetworkSpec, build_network
+from pseudocoresets.networks import NetworkSpec
 from pseudocoresets.progress import Progress, Silent
 from pseudocoresets.seeds import derive_seed
 from pseudocoresets.selection import SELECTIONS, require_class_size
@@ -127,13 +128,12 @@ def run_plan(
     if plan.needs_experts():
         with _timed(timings, "experts"):
             experts = experts_for(plan, data, experts_dir or folder / "experts", device, progress)
-    network = network_for(plan, data, experts)
     with _timed(timings, "construct"):
-        made = make_coreset(plan, data, experts, network, folder, device, progress, keep_checkpoint=True)
+        made = make_coreset(plan, data, experts, folder, device, progress, keep_checkpoint=True)
     with _timed(timings, "posterior"):
         report = judge(made.coreset, data, plan.protocol, plan.sampling, experts, device, progress)
     with _timed(timings, "control"):
-        control = judge_control(plan, data, network.spec, experts, device, progress)
+        control = judge_control(plan, data, made.coreset.network, experts, device, progress)
     metrics = metrics_document(plan, report, control, timings)
     _write_run(folder, plan, data, made, metrics, device)
     made.discard_checkpoint()
@@ -153,16 +153,10 @@ def experts_for(plan: Plan, data: Dataset, folder: str | Path, device: torch.dev
     )
 
 
-def network_for(plan: Plan, data: Dataset, experts: Experts | None) -> Network:
-    """The experts' network, or the plan's where there are none."""
-    return build_network(plan.network, data.shape, len(data.classes)) if experts is None else experts.network
-
-
 def make_coreset(
     plan: Plan,
     data: Dataset,
     experts: Experts | None,
-    network: Network,
     folder: Path,
     device: torch.device,
     progress: Progress,
@@ -174,7 +168,7 @@ def make_coreset(
     """
     names = ("construction.checkpoint", "before.checkpoint", "last-good.safetensors")
     files = WorkFiles(*(folder / name for name in names))
-    made = construct_plan(plan, data, experts, network, files, device, progress)
+    made = construct_plan(plan, data, experts, files, device, progress)
     if not keep_checkpoint:
         made.discard_checkpoint()
     return made
@@ -184,7 +178,6 @@ def construct_plan(
     plan: Plan,
     data: Dataset,
     experts: Experts | None,
-    network: Network,
     files: WorkFiles,
     device: str | torch.device,
     progress: Progress,
@@ -197,13 +190,14 @@ def construct_plan(
     later process goes on from; checkpoints stay until the construction discards them.
     """
     if plan.method in SELECTIONS:
+        network = network_for(experts, plan.network, data)
         chosen = real_coreset(data, plan.construction, network.spec, plan.method)
         return Construction(chosen, chosen, [])
     run = partial(
         run_construction,
         data,
         experts,
-        network=network,
+        network=plan.network,
         checkpoint_seconds=checkpoint_seconds,
         rescue=files.rescue,
         device=device,

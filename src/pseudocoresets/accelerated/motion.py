@@ -17,6 +17,12 @@ class Motion(NamedTuple):
     def of(self, chains: list[int]) -> Motion:
         return Motion(self.position[chains], self.velocity[chains])
 
+    def replaced(self, chains: list[int], by: Motion) -> Motion:
+        """A copy in which these chains are as ``by`` has them, in the same order."""
+        position, velocity = self.position.clone(), self.velocity.clone()
+        position[chains], velocity[chains] = by
+        return Motion(position, velocity)
+
 
 class Costate(NamedTuple):
     """lambda_t and the pull q_{t-1} = lambda_t + mu q_t of each chain; at the end of a descent both are lambda_k."""

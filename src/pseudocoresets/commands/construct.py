@@ -19,7 +19,7 @@ from pseudocoresets.errors import InputError
 from pseudocoresets.experts import load_experts, require_experts_for
 from pseudocoresets.files import require_writable
 from pseudocoresets.networks import build_network
-from pseudocoresets.pipeline import Plan, WorkFiles, construct_plan, network_for, write_log
+from pseudocoresets.pipeline import Plan, WorkFiles, construct_plan, write_log
 from pseudocoresets.progress import for_stream
 from pseudocoresets.selection import SELECTIONS
 
@@ -99,7 +99,6 @@ def construct(
         plan,
         data,
         trained,
-        network_for(plan, data, trained),
         WorkFiles(
             _beside(out, ".checkpoint"), _beside(out, ".before.checkpoint"), _beside(out, ".last-good.safetensors")
         ),

@@ -10,7 +10,7 @@ from pseudocoresets.data import FOLDER_PREFIX, find_entry
 from pseudocoresets.divergences import METHODS
 from pseudocoresets.errors import InputError
 from pseudocoresets.experts import ExpertSettings
-from pseudocoresets.inference import PROTOCOLS, SAMPLERS, SamplingSettings
+from pseudocoresets.inference import PROTOCOLS, SamplingSettings
 from pseudocoresets.networks import NETWORKS, parse_name
 from pseudocoresets.pipeline import Plan, Stage
 from pseudocoresets.presets import Preset, preset_for
@@ -42,8 +42,6 @@ def make_plan(
     """
     known_dataset(dataset)
     NETWORKS[parse_name(network)[0]]
-    if sampler is not None:
-        SAMPLERS[sampler]
     if protocol not in PROTOCOLS:
         raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{protocol}'.")
     chosen = preset_for(preset, dataset, ipc)

@@ -37,6 +37,7 @@ from pseudocoresets.divergences.captured_matching import captured_matching
 from pseudocoresets.divergences.contrastive import STEP_SIZE
 from pseudocoresets.divergences.estimator import detached_leaves, learned_tensors, with_gradient
 from pseudocoresets.divergences.method import Points, Problem
+from pseudocoresets.errors import InputError
 from pseudocoresets.seeds import Randomness
 
 
@@ -60,6 +61,14 @@ OF_STEP_SIZE = "extra." + STEP_SIZE
 Judge: TypeAlias = Callable[[Tensor], Judgement]
 View: TypeAlias = Callable[[Points], Points]
 """What one step sees of the points."""
+
+
+def require_descent(gradient: str, known: Sequence[str], step_size: float, reach: float) -> None:
+    """Raise unless the gradient is one of those known, and the step size and the reach are positive."""
+    if gradient not in known:
+        raise InputError(f"The gradient must be one of {', '.join(known)}; got '{gradient}'.")
+    if not step_size > 0 or not reach > 0:
+        raise InputError(f"The step size and the reach must be positive; got {step_size} and {reach}.")
 
 
 def step_views(

@@ -52,6 +52,7 @@ from pseudocoresets.divergences.adjoint import (
     Judgement,
     descend_by_adjoint,
     descend_captured,
+    require_descent,
     run_forwards,
     spacing_of_length,
     step_views,
@@ -116,10 +117,7 @@ class ThroughChain:
             step_size_learning_rate=(self.step_size_learning_rate, 0),
             points_per_step=(self.points_per_step, 0),
         )
-        if self.gradient not in GRADIENTS:
-            raise InputError(f"The gradient must be one of {', '.join(GRADIENTS)}; got '{self.gradient}'.")
-        if not self.step_size > 0 or not self.reach > 0:
-            raise InputError(f"The step size and the reach must be positive; got {self.step_size} and {self.reach}.")
+        require_descent(self.gradient, GRADIENTS, self.step_size, self.reach)
         if not 0 <= self.momentum < 1:
             raise InputError(f"The momentum of a chain must lie in [0, 1); got {self.momentum}.")
         if self.burn_in % self.steps:
@@ -136,11 +134,10 @@ class ThroughChain:
         chosen = randomness.host.sample(range(self.chains), self.windows)
         start = self._restarted(pool.of(chosen), stepping, problem, randomness)
         descent = self.descend(stepping, problem, start, randomness)
-        position, velocity = pool.position.clone(), pool.velocity.clone()
-        position[chosen], velocity[chosen] = descent.end
+        pool = pool.replaced(chosen, descent.end)
         terms = {STEP_SIZE: points.extras[STEP_SIZE].detach()} if STEP_SIZE in points.extras else {}
         value = _of_unit_gradient(descent.loss, points) if self.equal_weight else descent.loss
-        return Loss(value, terms, {POOL: position, VELOCITIES: velocity})
+        return Loss(value, terms, {POOL: pool.position, VELOCITIES: pool.velocity})
 
     def _restarted(self, chains: Motion, points: Points, problem: Problem, randomness: Randomness) -> Motion:
         """Where the windows start: where the chains are, or, for some, after a restart and its burn-in."""
@@ -150,9 +147,7 @@ class ThroughChain:
         fresh = at_rest(_cold_start(problem, self.windows, points.x, randomness))
         for _ in range(self.burn_in // self.steps):
             fresh = self._moved_on(fresh, points, problem, randomness)
-        position, velocity = chains.position.clone(), chains.velocity.clone()
-        position[again], velocity[again] = fresh.of(again)
-        return Motion(position, velocity)
+        return chains.replaced(again, fresh.of(again))
 
     def descend(self, points: Points, problem: Problem, start: Motion, randomness: Randomness) -> Descent:
         """The steps from ``start`` and the loss of a batch of real data at their ends."""
@@ -176,8 +171,9 @@ class ThroughChain:
         return Judgement(loss, costate, spacing_of_length(reach * _path_length(start, end), costate))
 
     def _pool(self, points: Points, problem: Problem, randomness: Randomness) -> Motion:
-        if POOL in points.carried:
-            return Motion(points.carried[POOL], points.carried.get(VELOCITIES, torch.zeros_like(points.carried[POOL])))
+        places, velocities = (points.carried.get(name) for name in (POOL, VELOCITIES))
+        if places is not None:
+            return at_rest(places) if velocities is None else Motion(places, velocities)
         ages = self.first_ages()
         groups = [ages[i : i + self.windows] for i in range(0, self.chains, self.windows)]
         made = [self._of_ages(group, points, problem, randomness) for group in groups]
@@ -189,12 +185,13 @@ class ThroughChain:
         ``windows`` of them in pieces of a window, so that a device captures only one kind.
         """
         moving = at_rest(_cold_start(problem, self.windows, points.x, randomness))
-        position, velocity = moving.position[: len(ages)].clone(), moving.velocity[: len(ages)].clone()
+        aged = moving.of(list(range(len(ages))))
         for age in range(self.steps, max(ages) + 1, self.steps):
             moving = self._moved_on(moving, points, problem, randomness)
             there = [i for i, wanted in enumerate(ages) if wanted == age]
-            position[there], velocity[there] = moving.of(there)
-        return Motion(position, velocity)
+            if there:
+                aged = aged.replaced(there, moving.of(there))
+        return aged
 
     def first_ages(self) -> list[int]:
         """The ages, in steps, of the places in the pool that the first iteration finds."""

@@ -47,13 +47,13 @@ from pseudocoresets.divergences.adjoint import (
     descend_by_adjoint,
     descend_captured,
     potential_slope,
+    require_descent,
     spacing_of_length,
     step_views,
 )
 from pseudocoresets.divergences.contrastive import STEP_SIZE
 from pseudocoresets.divergences.estimator import draw_pairs, require_at_least
 from pseudocoresets.divergences.method import Extra, Loss, Points, Problem
-from pseudocoresets.errors import InputError
 from pseudocoresets.experts.store import Draw
 from pseudocoresets.seeds import Randomness
 
@@ -86,10 +86,7 @@ class Wasserstein:
             points_per_step=(self.points_per_step, 0),
             step_size_learning_rate=(self.step_size_learning_rate, 0),
         )
-        if self.gradient not in GRADIENTS:
-            raise InputError(f"The gradient must be one of {', '.join(GRADIENTS)}; got '{self.gradient}'.")
-        if not self.step_size > 0 or not self.reach > 0:
-            raise InputError(f"The step size and the reach must be positive; got {self.step_size} and {self.reach}.")
+        require_descent(self.gradient, GRADIENTS, self.step_size, self.reach)
 
     def extras(self) -> Mapping[str, Extra]:
         return {STEP_SIZE: Extra(self.step_size, self.step_size_learning_rate)}
