@@ -20,8 +20,9 @@ steps, with samples from the second half of that time. It is the choice of highe
 of at most 0.04, or that of the lowest ECE where there is none. With ``--test``, that choice is then judged on the test
 data, once.
 
-Experts are trained first and shared by all cells of a data set. cells.json is written after every job. With
-``--earlier`` and the folder of an earlier run, jobs that it constructed in the same way are not constructed again.
+Experts are trained first, where a job draws from them, and shared by all cells of a data set. cells.json is written
+after every job. With ``--earlier`` and the folder of an earlier run, jobs that it constructed in the same way are not
+constructed again.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from torch import Tensor
 
 from provenance import provenance
 from pseudocoresets.commands.planning import make_plan
-from pseudocoresets.construct import Construction, build_method, run_construction
+from pseudocoresets.construct import Construction, build_method, needs_experts, network_for, run_construction
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import Dataset, Split, load_dataset
 from pseudocoresets.devices import resolve_device
@@ -181,7 +182,7 @@ class Workplace:
         data, test = self.data(job)
         row: dict[str, Any] = {"job": job, "seed": seed}
         if job["method"] == "random":
-            coreset = control_coreset(plan, data, self._experts[_input(job)].network.spec, 0)
+            coreset = control_coreset(plan, data, network_for(None, NETWORK, data).spec, 0)
         elif (before := self._constructed_before(job, seed)) is not None:
             shutil.copy(self._earlier / before["coreset"], self._folder)
             coreset = self._saved(job, seed, data)
@@ -218,10 +219,11 @@ class Workplace:
             plan = replace(plan, construction=replace(plan.construction, iterations=iterations))
             made = run_construction(
                 data,
-                self._experts[_input(job)],
+                self._experts.get(_input(job)),
                 plan.method,
                 build_method(plan.method, plan.method_options),
                 plan.construction,
+                network=NETWORK,
                 checkpoint=self._folder / f"{_name(job, seed)}.checkpoint",
                 initial=initial,
                 device=self._device,
@@ -244,6 +246,10 @@ class Workplace:
         rows = json.loads((self._earlier / "cells.json").read_text())["rows"]
         made = (row for row in rows if row.get("seed") == seed and "coreset" in row)
         return next((row for row in made if _construction(row["job"]) == _construction(job)), None)
+
+
+def draws_from_experts(job: dict[str, Any]) -> bool:
+    return job["method"] != "random" and needs_experts(build_method(job["method"], {}))
 
 
 def summary(row: dict[str, Any]) -> str:
@@ -328,7 +334,7 @@ def main() -> None:
         (options.out / "cells.json").write_text(json.dumps(document, indent=1) + "\n")
         print(summary(row), flush=True)
 
-    for job in {_input(job): job for job in jobs}.values():
+    for job in {_input(job): job for job in jobs if draws_from_experts(job)}.values():
         report(attempt(place.train_experts, job))
     for job in jobs:
         for seed in job.get("seeds", [0]):

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.ndimage import map_coordinates
 from torch import Tensor
 
@@ -15,6 +17,7 @@ from pseudocoresets.errors import InputError
 from pseudocoresets.seeds import Randomness
 
 COUNT = 40
+MIXED = ("color", "cutout", "flip")
 SHAPES = [(3, 16, 16), (1, 9, 9), (2, 8, 12)]
 
 
@@ -239,6 +242,50 @@ def test_a_block_gives_each_step_its_kind_and_its_own_images() -> None:
             assert torch.equal(after, torch.where(hidden, 0.0, before))
             assert 0 < hidden.float().mean() < 1
     assert set(kinds) == set(augmentation.kinds)
+
+
+def kinds_seen(before: Tensor, after: Tensor) -> list[str]:
+    """Which of colour, cutout and flip changed each image; images without zeros and symmetry tell them apart."""
+
+    def kind(image: Tensor, changed: Tensor) -> str:
+        if (changed == 0).any():
+            return "cutout"
+        return "flip" if torch.equal(changed, image) or torch.equal(changed, image.flip(-1)) else "color"
+
+    return [kind(image, changed) for image, changed in zip(before, after, strict=True)]
+
+
+@given(count=st.integers(1, 25), seed=st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None)
+def test_mixed_images_are_dealt_out_evenly_to_the_kinds(count: int, seed: int) -> None:
+    images = images_of((3, 8, 8), count)
+    transformation = Augmentation(MIXED, mixed=True).draw(count, Randomness.for_purpose(seed, "mixed"))
+    found = transformation(images)
+    assert torch.equal(transformation(images), found)
+    numbers = [kinds_seen(images, found).count(kind) for kind in MIXED]
+    assert sum(numbers) == count and max(numbers) - min(numbers) <= 1
+
+
+@pytest.mark.parametrize("count", [1, 4, 6])
+def test_a_mixed_image_is_of_each_kind_equally_often(count: int) -> None:
+    augmentation, randomness = Augmentation(MIXED, mixed=True), Randomness.for_purpose(0, "mixed")
+    images, draws = images_of((3, 8, 8), count), 600
+    first = [kinds_seen(images[:1], augmentation.draw(count, randomness)(images)[:1])[0] for _ in range(draws)]
+    deviation = math.sqrt(draws * 2 / 9)
+    assert all(abs(first.count(kind) - draws / 3) < 4 * deviation for kind in MIXED)
+
+
+def test_mixed_images_pass_their_gradients_back() -> None:
+    images = images_of((2, 5, 6), 7).requires_grad_()
+    assert torch.autograd.gradcheck(Augmentation(mixed=True).draw(7, Randomness.for_purpose(1, "mixed")), (images,))
+
+
+def test_a_mixed_block_is_the_mixed_draw_of_all_its_images() -> None:
+    augmentation = Augmentation(mixed=True)
+    images = torch.randn(2, 4, 3, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    block = augmentation.draw_steps(4, 2 * 3, Randomness.for_purpose(0, "block"))(images)
+    flat = augmentation.draw(2 * 4 * 3, Randomness.for_purpose(0, "block"))(images.flatten(0, 2))
+    assert torch.equal(block.flatten(0, 2), flat)
 
 
 def test_a_block_of_the_same_images_is_differentiable_in_them() -> None:

@@ -91,12 +91,14 @@ def assert_metrics(document: dict[str, Any], protocol: str, runs: int, control_d
 def test_how_the_points_are_learned_is_recorded_in_the_file(bpc: Invoke, experts_folder: Path, tmp_path: Path) -> None:
     made = bpc(
         *("construct", "--experts", experts_folder, "--out", "c.safetensors", "--iterations", 2, "--set", "steps=2"),
-        *("--optimiser", "adam", "--learning-rate", 0.01, "--averaging", 0.9, "--annealing", 0.5, "--device", "cpu"),
+        *("--optimiser", "adam", "--learning-rate", 0.01, "--averaging", 0.9, "--annealing", 0.5, "--mixed-kinds"),
+        *("--device", "cpu"),
     )
     assert made.exit_code == 0, made.stderr
     settings = pc.Coreset.load(tmp_path / "c.safetensors").configuration["settings"]
     assert (settings["optimiser"], settings["learning_rate"], settings["averaging"]) == ("adam", 0.01, 0.9)
     assert settings["annealing"] == 0.5
+    assert settings["mixed_kinds"] is True
 
 
 def test_construct_evaluate_and_show_work_as_documented(

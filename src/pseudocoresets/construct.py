@@ -60,6 +60,8 @@ class ConstructionSettings:
     annealing: float = 0.0
     initialisation: str = "random"
     augment: bool = True
+    mixed_kinds: bool = False
+    """Whether each image draws its own kind of augmentation, rather than all of a step the same."""
     weights: str = "full"
     """``full``: weights sum to the size of the full data; ``unit``: each point counts once, as the paper prints."""
     learn_labels: bool = False
@@ -293,7 +295,7 @@ def _problem(
         energy=Energy(model, len(data.train), settings.temperature),
         experts=experts,
         real_data=real_data,
-        augmentation=dsa(data.flippable) if settings.augment else None,
+        augmentation=dsa(data.flippable, settings.mixed_kinds) if settings.augment else None,
     )
 
 

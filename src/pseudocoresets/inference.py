@@ -65,6 +65,8 @@ class SamplingSettings:
     temperature: float = 1.0
     prior_scale: float = 1.0
     augment: bool = True
+    mixed_kinds: bool = False
+    """Whether each image draws its own kind of augmentation, rather than all of a step the same."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -169,7 +171,9 @@ class _Posterior:
         self.settings = settings
         self.randomness = randomness
         self.energy = Energy(Classifier(network, settings.prior_scale), coreset.data_size, settings.temperature)
-        self.augmentation: Augmentation | None = dsa(coreset.flippable) if settings.augment else None
+        self.augmentation: Augmentation | None = (
+            dsa(coreset.flippable, settings.mixed_kinds) if settings.augment else None
+        )
         self._x, self._y = coreset.images.to(device), coreset.labels.to(device)
         self._weights = coreset.weights.to(device)
 

@@ -37,6 +37,7 @@ def compare(
     temperature: o.Temperature = None,
     construction_temperature: o.ConstructionTemperature = None,
     prior_scale: o.PriorScale = None,
+    mixed_kinds: o.MixedKinds = None,
     weights: o.Weights = None,
     seed: o.Seed = 0,
     device: o.Device = "auto",
@@ -64,8 +65,10 @@ def compare(
             expert_count=expert_count,
             experts=o.given(epochs=epochs),
             construction=o.given(iterations=iterations)
-            | o.posterior(temperature, construction_temperature, prior_scale, weights),
-            sampling=o.sampling(chains, sampling_steps, sampling_step_size, samples, temperature, prior_scale),
+            | o.posterior(temperature, construction_temperature, prior_scale, weights, mixed_kinds),
+            sampling=o.sampling(
+                chains, sampling_steps, sampling_step_size, samples, temperature, prior_scale, mixed_kinds
+            ),
         )
         for name in names
     }

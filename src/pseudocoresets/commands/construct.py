@@ -49,6 +49,7 @@ def construct(
     weights: o.Weights = None,
     temperature: o.Temperature = None,
     prior_scale: o.PriorScale = None,
+    mixed_kinds: o.MixedKinds = None,
     initial: Annotated[Path | None, typer.Option("--initial", help="Coreset file to continue from.")] = None,
     checkpoint_seconds: o.CheckpointSeconds = CHECKPOINT_SECONDS,
     seed: o.Seed = 0,
@@ -77,7 +78,7 @@ def construct(
             annealing=annealing,
             learn_labels=learn_labels or None,
             learn_weights=learn_weights,
-            **o.posterior(temperature, None, prior_scale, weights),
+            **o.posterior(temperature, None, prior_scale, weights, mixed_kinds),
         ),
         method_options=o.parse_settings(method_options),
     )

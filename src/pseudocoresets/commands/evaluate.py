@@ -39,6 +39,7 @@ def evaluate(
     samples: o.Samples = None,
     temperature: o.Temperature = None,
     prior_scale: o.PriorScale = None,
+    mixed_kinds: o.MixedKinds = None,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
     out: Annotated[Path | None, typer.Option("--out", help="Also write the metrics to this JSON file.")] = None,
@@ -61,7 +62,7 @@ def evaluate(
         preset=preset,
         seed=seed,
         construction={"weights": coreset.configuration.get("settings", {}).get("weights", "full")},
-        sampling=o.sampling(chains, sampling_steps, sampling_step_size, samples, temperature, prior_scale),
+        sampling=o.sampling(chains, sampling_steps, sampling_step_size, samples, temperature, prior_scale, mixed_kinds),
     )
     if not plan.dataset.startswith(FOLDER_PREFIX):
         require_same_shape(coreset, find_entry(plan.dataset))  # before anything is fetched

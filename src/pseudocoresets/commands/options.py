@@ -64,6 +64,13 @@ Weights = Annotated[
     str | None,
     typer.Option("--weights", help="full: weights sum to the size of the full data; unit: each point counts once."),
 ]
+MixedKinds = Annotated[
+    bool | None,
+    typer.Option(
+        "--mixed-kinds/--one-kind",
+        help="Each image draws its own kind of augmentation, or all of a step the same; in construction and sampling.",
+    ),
+]
 ConstructionTemperature = Annotated[
     float | None,
     typer.Option("--construction-temperature", help="Temperature in the construction, if not that of --temperature."),
@@ -86,11 +93,15 @@ def parse_settings(items: list[str] | None) -> dict[str, Any]:
 
 
 def posterior(
-    temperature: float | None, construction_temperature: float | None, prior_scale: float | None, weights: str | None
+    temperature: float | None,
+    construction_temperature: float | None,
+    prior_scale: float | None,
+    weights: str | None,
+    mixed_kinds: bool | None,
 ) -> dict[str, Any]:
     """What the user said of the posterior, as settings of the construction; sampling has its own."""
     own = temperature if construction_temperature is None else construction_temperature
-    return given(temperature=own, prior_scale=prior_scale, weights=weights)
+    return given(temperature=own, prior_scale=prior_scale, weights=weights, mixed_kinds=mixed_kinds)
 
 
 def sampling(
@@ -100,6 +111,7 @@ def sampling(
     samples: int | None,
     temperature: float | None,
     prior_scale: float | None,
+    mixed_kinds: bool | None,
 ) -> dict[str, Any]:
     """What the user said of the sampler."""
     return given(
@@ -109,6 +121,7 @@ def sampling(
         samples=samples,
         temperature=temperature,
         prior_scale=prior_scale,
+        mixed_kinds=mixed_kinds,
     )
 
 

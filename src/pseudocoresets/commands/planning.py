@@ -17,7 +17,7 @@ from pseudocoresets.presets import Preset, preset_for
 from pseudocoresets.registry import Registry
 from pseudocoresets.selection import SELECTIONS
 
-SHARED_BY_STAGES = ("ipc", "seed", "initialisation", "augment", "weights", "prior_scale")
+SHARED_BY_STAGES = ("ipc", "seed", "initialisation", "augment", "mixed_kinds", "weights", "prior_scale")
 
 
 def make_plan(

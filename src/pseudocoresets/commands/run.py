@@ -45,6 +45,7 @@ def run(
     temperature: o.Temperature = None,
     construction_temperature: o.ConstructionTemperature = None,
     prior_scale: o.PriorScale = None,
+    mixed_kinds: o.MixedKinds = None,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     json: o.AsJson = False,
@@ -73,9 +74,9 @@ def run(
             annealing=annealing,
             learn_labels=learn_labels or None,
             learn_weights=learn_weights,
-            **o.posterior(temperature, construction_temperature, prior_scale, weights),
+            **o.posterior(temperature, construction_temperature, prior_scale, weights, mixed_kinds),
         ),
-        sampling=o.sampling(chains, sampling_steps, sampling_step_size, samples, temperature, prior_scale),
+        sampling=o.sampling(chains, sampling_steps, sampling_step_size, samples, temperature, prior_scale, mixed_kinds),
         method_options=o.parse_settings(method_options),
     )
     folder = out or Path("runs") / f"{dataset.replace(':', '-').replace('/', '-')}-{plan.method}-ipc{ipc}"

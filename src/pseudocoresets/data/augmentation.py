@@ -1,4 +1,4 @@
-"""Differentiable Siamese augmentation (DSA): one kind a batch, parameters of its own for each image.
+"""Differentiable Siamese augmentation (DSA): one kind a batch or an image, parameters of its own for each image.
 
 Every transformation is batched on the images' device, differentiable in the images, and never waits for the device: it
 has no shape or branch that depends on what was drawn, so it can be captured in a CUDA graph. A transformation keeps the
@@ -35,9 +35,14 @@ KINDS = ("color", "crop", "cutout", "flip", "scale", "rotate")
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A set of kinds from which each batch draws one."""
+    """A set of kinds from which each batch draws one.
+
+    ``mixed`` deals the images of a batch out to the kinds instead, at random and as evenly as their number allows. A
+    step of a chain then sees all kinds, and its gradient is the less noisy for it.
+    """
 
     kinds: tuple[str, ...] = KINDS
+    mixed: bool = False
 
     def __post_init__(self) -> None:
         unknown = set(self.kinds) - set(KINDS)
@@ -45,14 +50,19 @@ class Augmentation:
             raise InputError(f"Augmentation kinds must be among {', '.join(KINDS)}; got {', '.join(self.kinds)}.")
 
     def draw(self, count: int, randomness: Randomness) -> Transformation:
-        """One kind for the batch, and parameters for ``count`` images."""
+        """One kind for the batch, or all of them, and parameters for ``count`` images."""
+        if self.mixed:
+            return self._deal(count, randomness)
         return self.draw_kind(randomness.host.choice(self.kinds), count, randomness.device)
 
     def draw_steps(self, steps: int, count: int, randomness: Randomness) -> Transformation:
-        """One kind for each of ``steps`` steps, for images (sources, steps, images, channels, height, width).
+        """The same for each of ``steps`` steps, for images (sources, steps, images, channels, height, width).
 
-        ``count`` is the number of images of one step over all sources. Steps of one kind are transformed together.
+        ``count`` is the number of images of one step over all sources. What is of one kind is transformed together.
         """
+        if self.mixed:
+            mix = self._deal(steps * count, randomness)
+            return lambda x: mix(x.flatten(0, 2)).view(x.shape)
         kinds = [randomness.host.choice(self.kinds) for _ in range(steps)]
         order = sorted(range(steps), key=kinds.__getitem__)
         inverse = sorted(range(steps), key=order.__getitem__)
@@ -70,6 +80,21 @@ class Augmentation:
 
         return apply
 
+    def _deal(self, count: int, randomness: Randomness) -> Transformation:
+        """A kind for each of ``count`` images; the kinds' numbers differ by one at most."""
+        generator = randomness.device
+        order = torch.rand(count, generator=generator, device=generator.device).argsort()
+        inverse = order.argsort()
+        kinds = randomness.host.sample(self.kinds, min(count, len(self.kinds)))
+        sizes = [len(range(first, count, len(kinds))) for first in range(len(kinds))]
+        draws = [self.draw_kind(kind, size, generator) for kind, size in zip(kinds, sizes, strict=True)]
+
+        def apply(x: Tensor) -> Tensor:
+            parts = x.index_select(0, order).split(sizes)
+            return torch.cat([draw(part) for draw, part in zip(draws, parts, strict=True)]).index_select(0, inverse)
+
+        return apply
+
     @staticmethod
     def draw_kind(kind: str, count: int, generator: torch.Generator) -> Transformation:
         """Parameters of a given kind for ``count`` images."""
@@ -78,9 +103,9 @@ class Augmentation:
         return lambda images: apply(images, uniform)
 
 
-def dsa(flippable: bool) -> Augmentation:
+def dsa(flippable: bool, mixed: bool = False) -> Augmentation:
     """The literature's six kinds, without flips where a mirrored image changes its meaning."""
-    return Augmentation(tuple(kind for kind in KINDS if flippable or kind != "flip"))
+    return Augmentation(tuple(kind for kind in KINDS if flippable or kind != "flip"), mixed)
 
 
 def _index(values: list[int], device: torch.device) -> Tensor:

@@ -56,6 +56,7 @@ POSTERIOR = {
     "burn_in": "Share of steps before the first sample",
     "samples": "Samples a chain",
     "augment": "Augmented",
+    "mixed_kinds": "Each image its own kind of augmentation",
     "augmentation": "Augmentation",
     "seed": "Seed",
 }
