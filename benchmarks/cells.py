@@ -187,6 +187,7 @@ class Workplace:
             shutil.copy(self._earlier / before["coreset"], self._folder)
             coreset = self._saved(job, seed, data)
             row |= {key: before[key] for key in CONSTRUCTED}
+            plan = replace(plan, construction=replace(plan.construction, iterations=before["iterations"]))
         else:
             made, curve, plan = self._construct(job, seed, plan, data)
             coreset, tail = made.coreset, made.history[-50:]
