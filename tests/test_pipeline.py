@@ -15,7 +15,7 @@ from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.divergences import Loss, ThroughChain, Wasserstein
 from pseudocoresets.experts import Experts, train_experts
-from pseudocoresets.pipeline import Plan, WorkFiles, construct_plan, make_coreset, run_plan
+from pseudocoresets.pipeline import Plan, Stage, WorkFiles, construct_plan, make_coreset, run_plan
 from pseudocoresets.progress import Silent
 
 CPU = torch.device("cpu")
@@ -83,9 +83,9 @@ def plan_of(method: str | None, preset: str = "paper", **settings: Any) -> Plan:
 @pytest.fixture
 def plan() -> Plan:
     full = plan_of("bptt", construction={"iterations": 4}, method_options={"steps": 3, "batch_size": 32})
-    assert full.before is not None
-    settings = replace(full.before.construction, iterations=3)
-    return replace(full, before=replace(full.before, method_options={"steps": 4}, construction=settings))
+    (matching,) = full.before
+    settings = replace(matching.construction, iterations=3)
+    return replace(full, before=(replace(matching, method_options={"steps": 4}, construction=settings),))
 
 
 def made_in(folder: Path, plan: Plan, digits: Dataset, experts: Experts) -> Construction:
@@ -94,13 +94,11 @@ def made_in(folder: Path, plan: Plan, digits: Dataset, experts: Experts) -> Cons
 
 
 def test_a_preset_names_what_comes_before_and_gives_it_what_is_to_be_made(plan: Plan) -> None:
-    assert plan.before is not None
-    assert plan.before.method == "wasserstein"
-    assert (plan.before.construction.ipc, plan.before.construction.seed) == (1, 3)
-    reseeded = plan.with_seed(5).before
-    assert reseeded is not None
-    assert reseeded.construction.seed == 5
-    assert plan_of("wasserstein").before is None
+    (matching,) = plan.before
+    assert matching.method == "wasserstein"
+    assert (matching.construction.ipc, matching.construction.seed) == (1, 3)
+    assert [stage.construction.seed for stage in plan.with_seed(5).before] == [5]
+    assert plan_of("wasserstein").before == ()
 
 
 def test_the_second_stage_starts_where_the_first_ended(
@@ -113,6 +111,24 @@ def test_the_second_stage_starts_where_the_first_ended(
     assert made.coreset.method == "bptt"
     assert made.coreset.configuration["initial"]["method"] == "wasserstein"
     made.discard_checkpoint()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_third_stage_goes_on_from_the_second_and_leaves_no_file(
+    plan: Plan, digits: Dataset, experts: Experts, tmp_path: Path
+) -> None:
+    between = Stage("bptt", {"steps": 3, "batch_size": 32}, replace(plan.construction, iterations=2))
+    three = replace(plan, before=(*plan.before, between))
+    made = made_in(tmp_path, three, digits, experts)
+    assert made.before is not None
+    assert made.before.before is not None
+    assert torch.equal(made.initial.images, made.before.coreset.images)
+    assert torch.equal(made.before.initial.images, made.before.before.coreset.images)
+    origin = made.coreset.configuration["initial"]
+    assert (origin["method"], origin["configuration"]["initial"]["method"]) == ("bptt", "wasserstein")
+    again = made_in(tmp_path, three, digits, experts)
+    assert torch.equal(again.coreset.images, made.coreset.images)
+    again.discard_checkpoint()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -145,7 +161,7 @@ def test_points_that_are_given_take_the_place_of_the_first_stage(
 ) -> None:
     given = made_in(tmp_path / "given", plan, digits, experts).initial
     monkeypatch.delattr(Wasserstein, "loss")
-    files = WorkFiles(*(tmp_path / name for name in ("checkpoint", "before", "rescue")))
+    files = WorkFiles(tmp_path / "c.checkpoint", tmp_path / "rescue")
     made = construct_plan(plan, digits, experts, files, CPU, Silent(), initial=given)
     assert made.before is None
     assert torch.equal(made.initial.images, given.images)

@@ -42,7 +42,7 @@ def test_the_paper_preset_is_what_the_recorded_coresets_were_made_with(row: dict
     recorded = row["plan"]
     assert build_method("bptt", plan.method_options) == build_method("bptt", recorded["method_options"])
     assert plan.construction == ConstructionSettings(**recorded["construction"])
-    assert (plan.before is not None) == (row["initial"] is not None)
+    assert bool(plan.before) == (row["initial"] is not None)
 
 
 def test_all_twelve_cells_are_recorded_twice() -> None:

@@ -216,7 +216,7 @@ class _CellRunner:
 
     def control(self, plan: Plan, seed: int) -> Cell:
         folder = make_folder(self._folder / "control" / f"seed{seed}")
-        plan = replace(plan, method="random", method_options={}, before=None)
+        plan = replace(plan, method="random", method_options={}, before=())
         return self._once(folder, plan, lambda: self._judge_control(plan))
 
     def record_failure(self, plan: Plan, seed: int) -> None:

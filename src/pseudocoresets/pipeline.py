@@ -41,7 +41,7 @@ CONTROL_DRAWS = 5
 
 @dataclass(frozen=True)
 class Stage:
-    """A construction that comes before a plan's own, which starts from its coreset."""
+    """A construction that comes before another, which starts from its coreset."""
 
     method: str
     method_options: Mapping[str, Any]
@@ -52,8 +52,11 @@ class WorkFiles(NamedTuple):
     """What a construction keeps beside its result: where it goes on after a kill, and the last sound points."""
 
     checkpoint: Path
-    before_checkpoint: Path
     rescue: Path
+
+    def checkpoint_before(self, number: int) -> Path:
+        """The checkpoint of the ``number``-th construction before, counted from 1."""
+        return self.checkpoint.with_suffix(f".before-{number}.checkpoint")
 
 
 @dataclass(frozen=True)
@@ -70,29 +73,27 @@ class Plan:
     sampling: SamplingSettings
     method_options: Mapping[str, Any]
     control_draws: int = CONTROL_DRAWS
-    before: Stage | None = None
+    before: tuple[Stage, ...] = ()
+    """In their order; each starts from the coreset of the one before it."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     def needs_experts(self) -> bool:
-        """Whether its protocol, its method or the one before draws from experts."""
-        stages = [(self.method, self.method_options)]
-        if self.before is not None:
-            stages.append((self.before.method, self.before.method_options))
-        learned = [build_method(name, options) for name, options in stages if name not in SELECTIONS]
-        return self.protocol == "expert" or any(needs_experts(method) for method in learned)
+        """Whether its protocol, its method or one before draws from experts."""
+        stages: tuple[Stage | Plan, ...] = (*self.before, self)
+        learned = (stage for stage in stages if stage.method not in SELECTIONS)
+        return self.protocol == "expert" or any(
+            needs_experts(build_method(stage.method, stage.method_options)) for stage in learned
+        )
 
     def with_seed(self, seed: int) -> Plan:
         """The same plan with its constructions and samples drawn anew; the experts stay."""
-        before = self.before
-        if before is not None:
-            before = replace(before, construction=replace(before.construction, seed=seed))
         return replace(
             self,
             construction=replace(self.construction, seed=seed),
             sampling=replace(self.sampling, seed=seed),
-            before=before,
+            before=tuple(replace(stage, construction=replace(stage.construction, seed=seed)) for stage in self.before),
         )
 
 
@@ -166,8 +167,7 @@ def make_coreset(
 
     With ``keep_checkpoint``, the caller discards the checkpoint once the coreset is safe.
     """
-    names = ("construction.checkpoint", "before.checkpoint", "last-good.safetensors")
-    files = WorkFiles(*(folder / name for name in names))
+    files = WorkFiles(folder / "construction.checkpoint", folder / "last-good.safetensors")
     made = construct_plan(plan, data, experts, files, device, progress)
     if not keep_checkpoint:
         made.discard_checkpoint()
@@ -184,7 +184,7 @@ def construct_plan(
     initial: Coreset | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Construction:
-    """The plan's construction, after the stage before it unless it starts from ``initial``.
+    """The plan's construction, after the stages before it unless it starts from ``initial``.
 
     A selection of real images is one that learns nothing. The checkpoint of a stage, even when it is done, is what a
     later process goes on from; checkpoints stay until the construction discards them.
@@ -204,13 +204,19 @@ def construct_plan(
         progress=progress,
     )
     before = None
-    if plan.before is not None and initial is None:
-        stage = plan.before
+    for number, stage in enumerate(plan.before if initial is None else (), 1):
         method = build_method(stage.method, stage.method_options)
-        before = run(stage.method, method, stage.construction, checkpoint=files.before_checkpoint)
-        initial = before.coreset
+        made = run(
+            stage.method,
+            method,
+            stage.construction,
+            checkpoint=files.checkpoint_before(number),
+            initial=None if before is None else before.coreset,
+        )
+        before = replace(made, before=before)
     method = build_method(plan.method, plan.method_options)
-    made = run(plan.method, method, plan.construction, checkpoint=files.checkpoint, initial=initial)
+    start = initial if before is None else before.coreset
+    made = run(plan.method, method, plan.construction, checkpoint=files.checkpoint, initial=start)
     return replace(made, before=before)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pseudocoresets.errors import InputError
@@ -32,6 +33,8 @@ MOVING_WINDOWS: dict[str, Any] = {
     "batch_size": 1024,
 }
 """Windows of chains that move as SGHMC does."""
+OLD_WINDOWS: dict[str, Any] = {"burn_in": 400, "horizon": 800, "reach": 1.0}
+"""Changes to them: only windows of chains that have forgotten how they started, and differences further apart."""
 MANY_CLASSES = {"cifar100": 100, "tiny-imagenet": 200}
 
 
@@ -40,6 +43,8 @@ class Before(NamedTuple):
 
     method: str
     iterations: int
+    options: Mapping[str, Any] = MappingProxyType({})
+    """Of the method, where they are not those that the preset has for it."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,8 @@ class Preset:
     default_sampler: str = "langevin"
     by_sampler: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What belongs to one sampler only, such as its step size."""
-    before: Mapping[str, Before] = field(default_factory=dict)
-    """By method name, what makes the coreset that it starts from; the others start from real images."""
+    before: Mapping[str, tuple[Before, ...]] = field(default_factory=dict)
+    """By method name, what makes the coreset that it starts from, in its order; the others start from real images."""
 
     def construction_for(self, method: str) -> dict[str, Any]:
         return {**self.construction, **self.learning.get(method, {})}
@@ -80,15 +85,22 @@ class ThroughChainRecipe:
     learning_rate: float
     iterations: int
     annealing: float = 0.5
-    matching: int = 0
-    """Iterations of ``wasserstein`` before; 0: from real images."""
+    mixed_kinds: bool = False
+    """Whether each image draws its own kind of augmentation, here and when the posterior is sampled."""
+    before: tuple[Before, ...] = ()
+    sampling_steps: int = 1000
 
     def learning(self) -> dict[str, Any]:
         own = {"learning_rate": self.learning_rate, "iterations": self.iterations, "annealing": self.annealing}
-        return own | {"optimiser": "adam", "averaging": AVERAGING, "temperature": 0.01}
+        return own | {
+            "mixed_kinds": self.mixed_kinds,
+            "optimiser": "adam",
+            "averaging": AVERAGING,
+            "temperature": 0.01,
+        }
 
-    def before(self) -> dict[str, Before]:
-        return {"bptt": Before("wasserstein", self.matching)} if self.matching else {}
+    def sampling(self) -> dict[str, Any]:
+        return {"steps": self.sampling_steps, "mixed_kinds": self.mixed_kinds, "temperature": 0.01}
 
 
 def preset_for(name: str, dataset: str, ipc: int) -> Preset:
@@ -133,7 +145,7 @@ def _quick_digits(ipc: int) -> Preset:
             "psvi": {"steps": 40, "langevin_steps": 10} | covariance,
             "bptt": {"steps": 30, "step_size": 0.2, "batch_size": 256, "reach": 1.0},
         },
-        before={"bptt": Before("wasserstein", 100)},
+        before={"bptt": (Before("wasserstein", 100),)},
         learning={
             "bptt": {"optimiser": "adam", "learning_rate": 0.03, "averaging": 0.98, "iterations": 100},
             "cd": {"temperature": 0.1},
@@ -155,7 +167,7 @@ def _quick(ipc: int) -> Preset:
         construction={"iterations": 500, "learning_rate": 100.0},
         sampling={"steps": 1000, "step_size": 0.1, "temperature": 0.1},
         method=_authors(ipc) | {"cd": paired | {"steps": 50}, "cd-wasserstein": paired | {"steps": 30}},
-        before={"bptt": Before("wasserstein", 200)},
+        before={"bptt": (Before("wasserstein", 200),)},
         learning=_authors_learning(ipc, CLASSES) | {"bptt": {**_through_chain(ipc).learning(), "iterations": 200}},
     )
 
@@ -171,12 +183,12 @@ def _paper(dataset: str, ipc: int) -> Preset:
         expert_count=6,
         experts={"epochs": 30},
         construction={"iterations": 2000, "learning_rate": 100.0},
-        sampling={"steps": 1000, "temperature": 0.01},
+        sampling=through.sampling(),
         default_sampler="langevin" if ipc == 1 else "sghmc",
         by_sampler={"langevin": {"step_size": 0.1}, "sghmc": {"step_size": 0.0125}},
         method=_authors(ipc) | _far_reaching(ipc) | {"bptt": through.windows} | SMALL_POPULATIONS,
         default_method="bptt",
-        before=through.before(),
+        before={"bptt": through.before},
         learning={name: settings | {"iterations": 5000} for name, settings in learning.items()}
         | {
             "cd": {"learning_rate": rate, "momentum": 0.5, "temperature": 0.01, "averaging": AVERAGING},
@@ -192,19 +204,26 @@ def _through_chain(ipc: int, dataset: str | None = None) -> ThroughChainRecipe:
 
     None is any data set that was not looked at.
     """
+    matched = Before("wasserstein", 400 if ipc <= 10 else 700 if dataset == "cifar10" else 350)
     if ipc == 1:
         if dataset == "svhn":
-            return ThroughChainRecipe({**PLAIN_WINDOWS, "batch_size": 1024}, 0.01, 1400, matching=400)
-        return ThroughChainRecipe(PLAIN_WINDOWS, 0.005, 500, annealing=0.0, matching=400)
+            windows = {**PLAIN_WINDOWS, "batch_size": 1024}
+            return ThroughChainRecipe(windows, 0.01, 5000, mixed_kinds=True, before=(matched,), sampling_steps=1500)
+        return ThroughChainRecipe(PLAIN_WINDOWS, 0.005, 500, annealing=0.0, before=(matched,))
     if ipc <= 10:
         if dataset == "mnist":
-            return ThroughChainRecipe(MOVING_WINDOWS, 0.01, 500)
-        return ThroughChainRecipe(MOVING_WINDOWS, 0.003, 500, matching=400)
+            return ThroughChainRecipe(MOVING_WINDOWS, 0.02, 2000, mixed_kinds=True)
+        if dataset == "fashion-mnist":
+            young = Before("bptt", 2500, {"burn_in": 0, "horizon": 400, "reach": 0.3})
+            windows = {**MOVING_WINDOWS, **OLD_WINDOWS}
+            return ThroughChainRecipe(windows, 0.003, 800, mixed_kinds=True, before=(matched, young))
+        steps = {"svhn": 2000, "cifar10": 4000}.get(dataset or "", 1000)
+        return ThroughChainRecipe(MOVING_WINDOWS, 0.003, 500, before=(matched,), sampling_steps=steps)
     windows = {**MOVING_WINDOWS, "points_per_step": 125}
     if dataset == "mnist":
-        return ThroughChainRecipe(windows, 0.02, 500)
+        return ThroughChainRecipe(windows, 0.02, 1500, mixed_kinds=True)
     rate = 0.005 if dataset == "fashion-mnist" else 0.003
-    return ThroughChainRecipe(windows, rate, 400, matching=700 if dataset == "cifar10" else 350)
+    return ThroughChainRecipe(windows, rate, 400, before=(matched,))
 
 
 def _far_reaching(ipc: int) -> dict[str, dict[str, Any]]:

@@ -85,7 +85,7 @@ def construct(
     require_writable(out)
     start = None if initial is None else Coreset.load(initial, data_dir=data_dir)
     if start is not None:
-        plan = replace(plan, before=None)
+        plan = replace(plan, before=())
     if experts is None and plan.needs_experts():
         raise InputError(
             f"{_who_needs(plan)} needs experts; train some with 'bpc experts' and name their folder with --experts."
@@ -100,9 +100,7 @@ def construct(
         plan,
         data,
         trained,
-        WorkFiles(
-            _beside(out, ".checkpoint"), _beside(out, ".before.checkpoint"), _beside(out, ".last-good.safetensors")
-        ),
+        WorkFiles(_beside(out, ".checkpoint"), _beside(out, ".last-good.safetensors")),
         device,
         for_stream(),
         initial=start,
@@ -120,9 +118,9 @@ def construct(
 
 
 def _who_needs(plan: Plan) -> str:
-    if plan.before is None:
+    if not plan.before:
         return f"The method '{plan.method}'"
-    return f"The method '{plan.before.method}', which the preset puts before '{plan.method}',"
+    return f"The method '{plan.before[0].method}', which the preset puts before '{plan.method}',"
 
 
 def _beside(out: Path, ending: str) -> Path:

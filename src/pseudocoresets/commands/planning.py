@@ -13,7 +13,7 @@ from pseudocoresets.experts import ExpertSettings
 from pseudocoresets.inference import PROTOCOLS, SamplingSettings
 from pseudocoresets.networks import NETWORKS, parse_name
 from pseudocoresets.pipeline import Plan, Stage
-from pseudocoresets.presets import Preset, preset_for
+from pseudocoresets.presets import Before, Preset, preset_for
 from pseudocoresets.registry import Registry
 from pseudocoresets.selection import SELECTIONS
 
@@ -62,18 +62,16 @@ def make_plan(
         construction=ConstructionSettings(**{**chosen.construction_for(method), **initialisation, **own}),
         sampling=SamplingSettings(**{**chosen.sampling_by(sampler), **(sampling or {}), "seed": seed}),
         method_options=options,
-        before=_stage_before(method, chosen, own),
+        before=tuple(_stage(before, chosen, own) for before in chosen.before.get(method, ())),
     )
 
 
-def _stage_before(method: str, preset: Preset, own: Mapping[str, Any]) -> Stage | None:
-    """What the preset puts before the method, with the settings that say what is to be made, not how it is learned."""
-    before = preset.before.get(method)
-    if before is None:
-        return None
+def _stage(before: Before, preset: Preset, own: Mapping[str, Any]) -> Stage:
+    """What the preset puts before a method, with the settings that say what is to be made, not how it is learned."""
     shared = {key: value for key, value in own.items() if key in SHARED_BY_STAGES}
     learning = {**preset.construction_for(before.method), "iterations": before.iterations}
-    return Stage(before.method, preset.method_options(before.method), ConstructionSettings(**{**learning, **shared}))
+    options = {**preset.method_options(before.method), **before.options}
+    return Stage(before.method, options, ConstructionSettings(**{**learning, **shared}))
 
 
 def known_dataset(name: str) -> None:
