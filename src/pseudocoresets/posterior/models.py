@@ -294,7 +294,7 @@ class LogisticRegression(LinearPredictorModel):
         return "unit"
 
     def log_density(self, eta: Tensor, y: Tensor) -> Tensor:
-        return y * eta - F.softplus(eta)
+        return y * eta + F.logsigmoid(-eta)
 
     def slopes(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         probability = torch.sigmoid(eta)
