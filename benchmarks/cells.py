@@ -23,6 +23,10 @@ data, once; not for a job with ``"test": false``, which others only start from.
 Experts are trained first, where a job draws from them, and shared by all cells of a data set. cells.json is written
 after every job. With ``--earlier`` and the folder of an earlier run, jobs that it constructed in the same way are not
 constructed again.
+
+``--workers 6`` takes up to six jobs at once, each when what it starts from is done. A device is shared well by several
+processes only under CUDA's multi-process service (``nvidia-cuda-mps-control -d``); the seconds of a row are then those
+of a device that was shared.
 """
 
 from __future__ import annotations
@@ -34,7 +38,10 @@ import shutil
 import time
 import traceback
 from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +65,7 @@ SPACING = 40
 """Steps between two positions of a chain that are kept."""
 LENGTHS = (200, 400, 600, 800, 1000)
 """Chains may stop after so many steps, unless a job says otherwise."""
+THREADS = 8
 LARGEST_ECE = 0.03
 """On held-out data; it is up to 0.02 more on other data."""
 CONSTRUCTED = ("iterations", "coreset", "construct_seconds", "seconds_per_iteration", "peak_memory", "last", "curve")
@@ -131,22 +139,24 @@ def best(found: Sequence[Choice]) -> Choice:
     return min(found, key=lambda choice: choice.found["ece"])
 
 
-class Workplace:
-    """What the jobs share: data sets by name, and where experts and points lie."""
+@dataclass(frozen=True)
+class Order:
+    """What holds for all jobs of a run."""
 
-    def __init__(
-        self,
-        data_dir: Path,
-        folder: Path,
-        earlier: Path | None,
-        expert_count: int,
-        epochs: int,
-        held_out: float,
-        test: bool,
-    ) -> None:
-        self._data_dir, self._folder, self._earlier = data_dir, folder, earlier
-        self._expert_count, self._epochs = expert_count, epochs
-        self._held_out, self._test = held_out, test
+    data_dir: Path
+    folder: Path
+    earlier: Path | None
+    expert_count: int
+    epochs: int
+    held_out: float
+    test: bool
+
+
+class Workplace:
+    """Where jobs are done: data sets by name, and where experts and points lie."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
         self._data: dict[str, tuple[Dataset, Split]] = {}
         self._experts: dict[str, Experts] = {}
         self._device = resolve_device("auto")
@@ -155,37 +165,43 @@ class Workplace:
         """Training data with the held-out part for its test data, and the real test data."""
         name = _input(job)
         if name not in self._data:
-            whole = load_dataset(job["dataset"], self._data_dir, whiten=job.get("whiten"))
-            self._data[name] = whole.holding_out(self._held_out), whole.test
+            whole = load_dataset(job["dataset"], self._order.data_dir, whiten=job.get("whiten"))
+            self._data[name] = whole.holding_out(self._order.held_out), whole.test
         return self._data[name]
 
     def train_experts(self, job: dict[str, Any]) -> dict[str, Any]:
         began = time.monotonic()
-        name = _input(job)
         data, _ = self.data(job)
         _ = data.transform
         prepared = _since(began)
-        plan = plan_for(job | {"method": "cd", "options": {}}, 0, self._expert_count, self._epochs)
-        folder = self._data_dir / f"experts-{name}-{self._held_out}-{self._expert_count}x{self._epochs}"
-        experts_for(plan, data, folder, self._device, Silent())
-        self._experts[name] = load_experts(folder)
+        plan = self._plan(job | {"method": "cd", "options": {}}, 0)
+        experts_for(plan, data, self._expert_folder(job), self._device, Silent())
         return {
-            "experts": name,
-            "count": self._expert_count,
-            "epochs": self._epochs,
+            "experts": _input(job),
+            "count": self._order.expert_count,
+            "epochs": self._order.epochs,
             "data_seconds": prepared,
             "seconds": _since(began),
         }
 
+    def experts(self, job: dict[str, Any]) -> Experts | None:
+        """Those that were trained for the job, if it draws from any."""
+        if not draws_from_experts(job):
+            return None
+        name = _input(job)
+        if name not in self._experts:
+            self._experts[name] = load_experts(self._expert_folder(job))
+        return self._experts[name]
+
     def run(self, job: dict[str, Any], seed: int) -> dict[str, Any]:
         began = time.monotonic()
-        plan = plan_for(job, seed, self._expert_count, self._epochs)
+        plan = self._plan(job, seed)
         data, test = self.data(job)
         row: dict[str, Any] = {"job": job, "seed": seed}
         if job["method"] == "random":
             coreset = control_coreset(plan, data, network_for(None, NETWORK, data).spec, 0)
         elif (before := self._constructed_before(job, seed)) is not None:
-            shutil.copy(self._earlier / before["coreset"], self._folder)
+            shutil.copy(self._order.earlier / before["coreset"], self._order.folder)
             coreset = self._saved(job, seed, data)
             row |= {key: before[key] for key in CONSTRUCTED}
             plan = replace(plan, construction=replace(plan.construction, iterations=before["iterations"]))
@@ -205,7 +221,7 @@ class Workplace:
         found = list(choices(coreset, plan.sampling, job, data.test))
         chosen = best(found)
         row |= {"choices": [choice.as_json() for choice in found], "chosen": chosen.as_json(), "plan": plan.as_json()}
-        if self._test and job.get("test", True):
+        if self._order.test and job.get("test", True):
             row["test"] = chosen.judged_on(test)
         return row | {"judge_seconds": _since(began)}
 
@@ -221,12 +237,12 @@ class Workplace:
             plan = replace(plan, construction=replace(plan.construction, iterations=iterations))
             made = run_construction(
                 data,
-                self._experts.get(_input(job)),
+                self.experts(job),
                 plan.method,
                 build_method(plan.method, plan.method_options),
                 plan.construction,
                 network=NETWORK,
-                checkpoint=self._folder / f"{_name(job, seed)}.checkpoint",
+                checkpoint=self._order.folder / f"{_name(job, seed)}.checkpoint",
                 initial=initial,
                 device=self._device,
             )
@@ -236,16 +252,23 @@ class Workplace:
                 chosen = best(list(choices(made.coreset, plan.sampling, job | {"sampling": [{}]}, data.test)))
                 curve.append({"iterations": iterations, **chosen.as_json()})
         made.discard_checkpoint()
-        made.coreset.save(self._folder / f"{_name(job, seed)}.safetensors", compact=True)
+        made.coreset.save(self._order.folder / f"{_name(job, seed)}.safetensors", compact=True)
         return made, curve, plan
 
+    def _plan(self, job: dict[str, Any], seed: int) -> Plan:
+        return plan_for(job, seed, self._order.expert_count, self._order.epochs)
+
+    def _expert_folder(self, job: dict[str, Any]) -> Path:
+        trained = f"{self._order.held_out}-{self._order.expert_count}x{self._order.epochs}"
+        return self._order.data_dir / f"experts-{_input(job)}-{trained}"
+
     def _saved(self, job: dict[str, Any], seed: int, data: Dataset) -> Coreset:
-        return replace(Coreset.load(self._folder / f"{_name(job, seed)}.safetensors"), transform=data.transform)
+        return replace(Coreset.load(self._order.folder / f"{_name(job, seed)}.safetensors"), transform=data.transform)
 
     def _constructed_before(self, job: dict[str, Any], seed: int) -> dict[str, Any] | None:
-        if self._earlier is None:
+        if self._order.earlier is None:
             return None
-        rows = json.loads((self._earlier / "cells.json").read_text())["rows"]
+        rows = json.loads((self._order.earlier / "cells.json").read_text())["rows"]
         made = (row for row in rows if row.get("seed") == seed and "coreset" in row)
         return next((row for row in made if _construction(row["job"]) == _construction(job)), None)
 
@@ -295,11 +318,65 @@ def _since(began: float) -> float:
     return round(time.monotonic() - began, 2)
 
 
-def attempt(work: Any, *details: Any) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Task:
+    """One construction, or, without a seed, the experts that a job draws from."""
+
+    job: dict[str, Any]
+    seed: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"experts of {_input(self.job)}" if self.seed is None else _name(self.job, self.seed)
+
+    def needs(self) -> set[str]:
+        """The names of the tasks that must come first, if they are to be done at all."""
+        if self.seed is None:
+            return set()
+        names = {Task(self.job).name} if draws_from_experts(self.job) else set()
+        if "initial" in self.job:
+            names.add(_name(self.job | {"label": self.job["initial"]}, self.seed))
+        return names
+
+
+def tasks_of(jobs: Sequence[dict[str, Any]]) -> list[Task]:
+    experts = {_input(job): job for job in jobs if draws_from_experts(job)}
+    return [Task(job) for job in experts.values()] + [Task(job, seed) for job in jobs for seed in job.get("seeds", [0])]
+
+
+@cache
+def workplace(order: Order) -> Workplace:
+    """This process's own."""
+    return Workplace(order)
+
+
+def attempt(order: Order, task: Task) -> dict[str, Any]:
+    place = workplace(order)
     try:
-        return work(*details)
+        return place.train_experts(task.job) if task.seed is None else place.run(task.job, task.seed)
     except Exception as error:  # the other cells go on
-        return {"failed": details, "error": repr(error), "traceback": traceback.format_exc()}
+        return {"failed": [task.job, task.seed], "error": repr(error), "traceback": traceback.format_exc()}
+
+
+def rows_of(order: Order, tasks: Sequence[Task], workers: int, until: float) -> Iterator[dict[str, Any]]:
+    """What the tasks found, as they are done; none is begun after ``until``."""
+    if workers == 1:
+        yield from (attempt(order, task) for task in tasks if time.monotonic() < until)
+        return
+    waiting, running = list(tasks), dict[Future[dict[str, Any]], Task]()
+    threads = max(1, THREADS // workers)
+    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+        while waiting or running:
+            unfinished = {task.name for task in (*waiting, *running.values())}
+            ready = [task for task in waiting if not task.needs() & unfinished]
+            for task in ready[: workers - len(running)] if time.monotonic() < until else ():
+                waiting.remove(task)
+                running[pool.submit(attempt, order, task)] = task
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                del running[future]
+                yield future.result()
 
 
 def main() -> None:
@@ -313,6 +390,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--held-out", type=float, default=0.1)
     parser.add_argument("--test", action="store_true", help="Judge each row's choice on the test data.")
+    parser.add_argument("--workers", type=int, default=1, help="Jobs at once, each in a process of its own.")
     parser.add_argument("--seconds", type=float, default=540, help="Begin no job after this time.")
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
@@ -321,7 +399,7 @@ def main() -> None:
         jobs = [job for job in jobs if [job["dataset"], str(job["ipc"])] == options.only]
     options.out.mkdir(parents=True, exist_ok=True)
     document: dict[str, Any] = {**provenance(), "held_out": options.held_out, "rows": []}
-    place = Workplace(
+    order = Order(
         options.data_dir,
         options.out,
         options.earlier,
@@ -330,20 +408,12 @@ def main() -> None:
         options.held_out,
         options.test,
     )
-
-    def report(row: dict[str, Any]) -> None:
+    for row in rows_of(order, tasks_of(jobs), options.workers, until):
         document["rows"].append(row)
         (options.out / "cells.json").write_text(json.dumps(document, indent=1) + "\n")
         print(summary(row), flush=True)
 
-    for job in {_input(job): job for job in jobs if draws_from_experts(job)}.values():
-        report(attempt(place.train_experts, job))
-    for job in jobs:
-        for seed in job.get("seeds", [0]):
-            if time.monotonic() < until:
-                report(attempt(place.run, job, seed))
-
 
 if __name__ == "__main__":
-    torch.set_num_threads(8)
+    torch.set_num_threads(THREADS)
     main()
