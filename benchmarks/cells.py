@@ -99,6 +99,9 @@ class Choice:
     found: dict[str, float]
 
     def kept(self) -> slice:
+        """Which samples count: those of the second half, or all that a schedule keeps."""
+        if self.samples.settings.schedule != "constant":
+            return slice(None)
         last = self.steps // SPACING
         return slice(last // 2, last)
 
@@ -118,18 +121,19 @@ def scores(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def choices(coreset: Coreset, settings: SamplingSettings, job: dict[str, Any], split: Split) -> Iterator[Choice]:
-    """Every way to sample, each with every time to stop."""
+    """Every way to sample, each with every time to stop; a schedule is drawn anew for each of them."""
     lengths = job.get("lengths", LENGTHS)
     for change in job.get("sampling", [{}]):
-        longest = max(lengths)
-        changed = SamplingSettings(
-            **(asdict(settings) | {"steps": longest, "samples": longest // SPACING, "burn_in": 0.0} | change)
-        )
-        samples = sample_posterior(coreset, start="cold", **asdict(changed))
-        probabilities = samples.predict(split.images)
-        for steps in lengths:
-            choice = Choice(samples, change, steps, {})
-            yield replace(choice, found=scores(probabilities[:, choice.kept()], split.labels))
+        scheduled = change.get("schedule", "constant") != "constant"
+        for group in [[steps] for steps in lengths] if scheduled else [lengths]:
+            longest = max(group)
+            whole = {"steps": longest} | ({} if scheduled else {"samples": longest // SPACING, "burn_in": 0.0})
+            changed = SamplingSettings(**(asdict(settings) | whole | change))
+            samples = sample_posterior(coreset, start="cold", **asdict(changed))
+            probabilities = samples.predict(split.images)
+            for steps in group:
+                choice = Choice(samples, change, steps, {})
+                yield replace(choice, found=scores(probabilities[:, choice.kept()], split.labels))
 
 
 def best(found: Sequence[Choice]) -> Choice:

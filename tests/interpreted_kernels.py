@@ -17,11 +17,14 @@ from pseudocoresets.accelerated import Accelerator, head
 from pseudocoresets.accelerated.chains import CapturedChains
 from pseudocoresets.accelerated.convnet import EnergyGradient, Layout, layout_of, parameter_gradient
 from pseudocoresets.accelerated.motion import Costate, Motion
+from pseudocoresets.accelerated.rates import Rates, sampling_rates
 from pseudocoresets.accelerated.trajectory import CapturedTrajectory
 from pseudocoresets.divergences import Points, Problem, RealData, ThroughChain, Wasserstein, captured_matching
 from pseudocoresets.divergences.adjoint import Descent
 from pseudocoresets.energy import Classifier, Energy, uniform_weights
 from pseudocoresets.experts import Draw
+from pseudocoresets.inference import rates_at
+from pseudocoresets.kernels import SGHMC, Cyclical, run_chain
 from pseudocoresets.networks import Network, build_network
 from pseudocoresets.seeds import Randomness
 
@@ -149,7 +152,7 @@ def check_chains(shared: bool, soft: bool, momentum: float) -> dict[str, float]:
     with mock.patch.multiple(torch.cuda, **CUDA):
         runner = InterpretedChains(layout, (3, 8, 8), chains, images, steps, soft, shared, CPU, torch.float32)
         runner.set_position(start)
-        runner.set_rates(step_size, 0.0, decay, momentum)
+        runner.set_rates(Rates(step_size, momentum=momentum), decay)
         runner.set_labels(y, factors)
         runner.run_block(x, None, Randomness.for_purpose(0))
     expected, velocity = start.double(), torch.zeros_like(start).double()
@@ -166,6 +169,28 @@ def check_chains(shared: bool, soft: bool, momentum: float) -> dict[str, float]:
     }
 
 
+def check_schedule() -> dict[str, float]:
+    """SGHMC without noise under a cyclical schedule, in two blocks, against the kernel itself in float64."""
+    chains, images, block, data_size = 2, 3, 3, 50
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    x = torch.randn(images, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    energy = Energy(Classifier(network), data_size, temperature=0.0)
+    coreset = Points(x, torch.arange(images), uniform_weights(images, data_size))
+    start, kernel, schedule = network.initialise(0, chains), SGHMC(0.1, 0.2), Cyclical(2 * block, cycles=2)
+    layout = layout_of(network)
+    assert isinstance(layout, Layout)
+    with mock.patch.multiple(torch.cuda, **CUDA):
+        runner = InterpretedChains(layout, (3, 8, 8), chains, images, block, False, True, CPU, torch.float32)
+        runner.set_position(start)
+        runner.set_labels(coreset.y, coreset.weights / data_size)
+        for first in range(0, 2 * block, block):
+            runner.set_rates([rates_at(t, kernel, schedule, 0.0) for t in range(first, first + block)], 1 / data_size)
+            runner.run_block(x.expand(1, block, *x.shape), None, Randomness.for_purpose(0))
+    target = energy.target(x.double(), coreset.y, coreset.weights.double())
+    expected = run_chain(kernel, start.double(), target, 2 * block, torch.Generator(), schedule=schedule).position
+    return {"end": relative(runner.position() - start, expected - start)}
+
+
 def check_noise(momentum: float) -> dict[str, float]:
     """What a temperature adds to one step: eta sqrt(2 (1 - mu) T / eta) N(0, I), that is sqrt(2 (1 - mu) eta T)."""
     step_size, temperature = 0.1, 0.3
@@ -178,7 +203,7 @@ def check_noise(momentum: float) -> dict[str, float]:
         runner.set_labels(torch.arange(1), torch.ones(1))
         for degrees in (temperature, 0.0):
             runner.set_position(network.initialise(0, 1))
-            runner.set_rates(step_size, degrees, momentum=momentum)
+            runner.set_rates(sampling_rates(step_size, degrees, momentum))
             runner.run_block(torch.ones(1, 1, 1, 3, 8, 8), None, Randomness.for_purpose(0))
             ends.append(runner.position())
     return in_standard_errors((ends[0] - ends[1]) / (2 * (1 - momentum) * step_size * temperature) ** 0.5)
@@ -316,6 +341,7 @@ if __name__ == "__main__":
             for shared in (True, False)
             for soft in (True, False)
         ],
+        "schedule": check_schedule(),
         "noise": check_noise(0.9),
         "trajectory": [check_trajectory(False, 2, 0.8), check_trajectory(True, 1, 0.0)],
         "matching": [check_matching(False, 1, 2), check_matching(True, 2, 0)],

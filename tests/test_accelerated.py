@@ -48,7 +48,7 @@ def test_kernels_agree_with_autograd_when_interpreted() -> None:
     found = json.loads(run.stdout)
     for differences in [*found["gradients"], found["slopes"]]:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences
-    for differences in found["chains"]:
+    for differences in [*found["chains"], found["schedule"]]:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences
     # A difference of two gradients over a spacing of 0.01 multiplies their rounding by a hundred.
     for differences in [*found["trajectory"], *found["matching"], found["window"]]:

@@ -28,6 +28,7 @@ from pseudocoresets.divergences.through_chain import real_slopes
 from pseudocoresets.energy import Classifier, Energy, uniform_weights
 from pseudocoresets.experts import train_experts
 from pseudocoresets.experts.store import Draw
+from pseudocoresets.inference import sample_posterior
 from pseudocoresets.kernels import Langevin
 from pseudocoresets.networks import Network, build_network
 from pseudocoresets.seeds import Randomness
@@ -89,6 +90,21 @@ def test_one_noiseless_step_agrees_to_rounding(network: Network, points: Points)
         moves.append(problem.run_chain(Langevin(0.1), start, points, 1, randomness, noisy=False) - start)
     plain, fast = moves
     assert (fast - plain).norm() / plain.norm() < BFLOAT16_GRADIENT
+
+
+def test_scheduled_steps_agree_to_rounding(digits: Dataset) -> None:
+    """Six steps of SGHMC, nearly without noise, each with a step size of its own."""
+    spec = build_network("convnet:depth=3,width=128", digits.shape, 10).spec
+    coreset = real_coreset(digits, ConstructionSettings(ipc=2), spec, "random")
+    settings = {"sampler": "sghmc", "schedule": "cosine", "steps": 6, "samples": 6, "burn_in": 0.0, "chains": 2}
+    paths = []
+    for precision in ("float32", "auto"):
+        set_precision(precision)
+        kept = sample_posterior(coreset, device="cuda", step_size=0.02, temperature=1e-12, augment=False, **settings)
+        paths.append(kept.parameters)
+    plain, fast = paths
+    length = plain.diff(dim=1).norm(dim=-1).sum(1)
+    assert ((fast - plain)[:, -1].norm(dim=-1) < BFLOAT16_GRADIENT * length).all()
 
 
 def test_noise_has_the_kernels_deviation(network: Network, points: Points) -> None:

@@ -53,6 +53,7 @@ def files_below(folder: Path) -> dict[Path, bytes]:
         (("compare", "--methods", "cd,randon"), "method named 'randon'", "random"),
         (("run", "--sampler", "langvin"), "sampler named 'langvin'", "langevin"),
         (("compare", "--sampler", "hcm"), "sampler named 'hcm'", "hmc"),
+        (("run", "--schedule", "cyclic"), "schedule named 'cyclic'", "cyclical"),
         (("run", "--network", "convnet3"), "network named 'convnet3'", "convnet"),
         (("experts", "--network", "resnet"), "network named 'resnet'", "resnet18"),
     ],

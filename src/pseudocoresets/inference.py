@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pseudocoresets.accelerated import block_length, default_accelerator
+from pseudocoresets.accelerated.rates import Rates, sampling_rates
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.data.transforms import InputTransform
@@ -29,6 +31,7 @@ from pseudocoresets.kernels import (
     SGHMC,
     Cyclical,
     Langevin,
+    Schedule,
     is_adjusted,
     run_chain,
     sample_nuts,
@@ -188,11 +191,11 @@ class _Posterior:
         )
 
     def captured_run(
-        self, positions: Tensor, milestones: set[int], rates: Callable[[int], tuple[float, float, float]], bar: Progress
+        self, positions: Tensor, milestones: set[int], rates: Callable[[int], Rates], bar: Progress
     ) -> list[Tensor] | None:
         """Positions after the steps in ``milestones``, on the fast path; None where it does not apply.
 
-        ``rates(t)`` gives (step size, temperature, momentum) from step t on, and changes at milestones only.
+        ``rates(t)`` says how step t = 0, 1, ... goes.
         """
         length = block_length(math.gcd(*milestones), len(self._x))
         runner = default_accelerator().chains_for(
@@ -211,14 +214,13 @@ class _Posterior:
         decay = 1 / (self.settings.prior_scale**2 * self.energy.data_size)
         found = []
         for step in range(0, max(milestones), length):
-            step_size, temperature, momentum = rates(step)
-            runner.set_rates(step_size, temperature, decay, momentum)
+            runner.set_rates([rates(t) for t in range(step, step + length)], decay)
             runner.run_block(self._x.expand(1, length, *self._x.shape), self.augmentation, self.randomness)
             bar.advance(length)
             if step + length in milestones:
                 found.append(runner.position())
         if not torch.isfinite(found[-1]).all():
-            raise DivergenceError(f"The chains left the finite numbers at step size {rates(0)[0]}; lower it.")
+            raise DivergenceError(f"The chains left the finite numbers at step size {rates(0).step_size}; lower it.")
         return found
 
 
@@ -230,11 +232,14 @@ def _run_chains(posterior: _Posterior, positions: Tensor, bar: Progress) -> Tens
         bar.advance(settings.steps)
         return kept
     kernel = KERNELS[settings.sampler](step_size=settings.step_size)
-    if isinstance(kernel, Langevin | SGHMC) and settings.schedule == "constant":
+    schedule = SCHEDULES[settings.schedule](settings.steps)
+    if isinstance(kernel, Langevin | SGHMC):
         temperature = settings.temperature / posterior.energy.data_size
-        momentum = 1 - kernel.momentum_decay if isinstance(kernel, SGHMC) else 0.0
         found = posterior.captured_run(
-            positions, settings.kept_steps(), lambda _: (settings.step_size, temperature, momentum), bar
+            positions,
+            settings.kept_steps(),
+            partial(rates_at, kernel=kernel, schedule=schedule, temperature=temperature),
+            bar,
         )
         if found is not None:
             return torch.stack(found, 1)
@@ -251,10 +256,21 @@ def _run_chains(posterior: _Posterior, positions: Tensor, bar: Progress) -> Tens
         steps,
         generator,
         settings.kept_steps(),
-        schedule=SCHEDULES[settings.schedule](steps),
+        schedule=schedule,
         on_step=lambda _: bar.advance(),
     )
     return chain.kept.transpose(0, 1)
+
+
+def rates_at(t: int, kernel: Langevin | SGHMC, schedule: Schedule, temperature: float) -> Rates:
+    """Step t of a kernel under a schedule; the exploration phases of a cyclical one are without noise."""
+    exploring = isinstance(schedule, Cyclical) and schedule.explores(t)
+    return sampling_rates(
+        kernel.step_size * schedule(t),
+        0.0 if exploring else temperature,
+        1 - kernel.momentum_decay if isinstance(kernel, SGHMC) else 0.0,
+        kernel.step_size * schedule(t - 1) if t > 0 else None,
+    )
 
 
 def _run_nuts(posterior: _Posterior, positions: Tensor) -> Tensor:
@@ -285,7 +301,7 @@ def _train_points(posterior: _Posterior, positions: Tensor, bar: Progress) -> Te
     found = posterior.captured_run(
         positions,
         {turn, settings.steps},
-        lambda step: (rate if step < turn else rate / 10, 0.0, POINT_MOMENTUM),
+        lambda step: Rates(rate if step < turn else rate / 10, momentum=POINT_MOMENTUM),
         bar,
     )
     if found is not None:

@@ -7,13 +7,14 @@ the images of a block (augmented all at once) and replays the graph.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from pseudocoresets.accelerated.convnet import EnergyGradient, Layout
 from pseudocoresets.accelerated.head import update
+from pseudocoresets.accelerated.rates import Rates
 from pseudocoresets.data.augmentation import Augmentation
 from pseudocoresets.seeds import Randomness
 
@@ -51,7 +52,7 @@ class CapturedChains:
         self._y = torch.zeros(label_shape, device=device, dtype=torch.float32 if soft_labels else torch.int64)
         self._factors = torch.zeros(rows, steps, images, device=device)
         self._energies = torch.zeros(rows, steps, images * layout.chains, device=device)
-        self._rates = torch.zeros(4, device=device)
+        self._rates = torch.zeros(steps, 4, device=device)
         self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
         self._workspaces = [EnergyGradient(layout, images, device, dtype) for _ in range(rows)]
         self._streams = [torch.cuda.Stream(device) for _ in range(rows)]
@@ -67,14 +68,11 @@ class CapturedChains:
         """A copy of where the chains are, in the network's order."""
         return self._theta[:, self._layout.inverse].view(self.chains, -1)
 
-    def set_rates(self, step_size: float, temperature: float, decay: float = 0.0, momentum: float = 0.0) -> None:
-        """v <- mu v + grad U(theta) + sqrt(2 (1 - mu) T / eta) N(0, I);  theta <- theta - eta v, the prior as decay.
-
-        This is SGHMC with -eta v for its velocity; without momentum it is Langevin; without temperature, SGD.
-        """
-        noise = math.sqrt(2 * (1 - momentum) * temperature / step_size)
-        values = torch.tensor([step_size, decay, noise, momentum], pin_memory=self._rates.is_cuda)
-        self._rates.copy_(values, non_blocking=True)
+    def set_rates(self, rates: Rates | Sequence[Rates], decay: float = 0.0) -> None:
+        """How a block's steps go, all alike or each its own; the prior adds ``decay`` theta to the gradient."""
+        each = [rates] if isinstance(rates, Rates) else rates
+        rows = [(rate.step_size, decay, rate.noise, rate.momentum) for rate in each]
+        self._rates.copy_(torch.tensor(rows, pin_memory=self._rates.is_cuda), non_blocking=True)
 
     def set_labels(self, y: Tensor, factors: Tensor) -> None:
         """Labels and factors w_i / n, broadcast over steps where they have none."""
@@ -108,7 +106,7 @@ class CapturedChains:
                 self._velocity[row],
                 self._gradient[row],
                 self._compact[row],
-                self._rates,
+                self._rates[step],
                 self._seeds,
                 step * self._rows + row,
             )

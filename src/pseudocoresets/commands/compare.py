@@ -33,6 +33,7 @@ def compare(
     chains: o.Chains = None,
     sampling_steps: o.SamplingSteps = None,
     sampling_step_size: o.SamplingStepSize = None,
+    schedule: o.ScheduleName = None,
     samples: o.Samples = None,
     temperature: o.Temperature = None,
     construction_temperature: o.ConstructionTemperature = None,
@@ -67,7 +68,7 @@ def compare(
             construction=o.given(iterations=iterations)
             | o.posterior(temperature, construction_temperature, prior_scale, weights, mixed_kinds),
             sampling=o.sampling(
-                chains, sampling_steps, sampling_step_size, samples, temperature, prior_scale, mixed_kinds
+                chains, sampling_steps, sampling_step_size, schedule, samples, temperature, prior_scale, mixed_kinds
             ),
         )
         for name in names

@@ -36,6 +36,7 @@ def evaluate(
     chains: o.Chains = None,
     sampling_steps: o.SamplingSteps = None,
     sampling_step_size: o.SamplingStepSize = None,
+    schedule: o.ScheduleName = None,
     samples: o.Samples = None,
     temperature: o.Temperature = None,
     prior_scale: o.PriorScale = None,
@@ -62,7 +63,9 @@ def evaluate(
         preset=preset,
         seed=seed,
         construction={"weights": coreset.configuration.get("settings", {}).get("weights", "full")},
-        sampling=o.sampling(chains, sampling_steps, sampling_step_size, samples, temperature, prior_scale, mixed_kinds),
+        sampling=o.sampling(
+            chains, sampling_steps, sampling_step_size, schedule, samples, temperature, prior_scale, mixed_kinds
+        ),
     )
     if not plan.dataset.startswith(FOLDER_PREFIX):
         require_same_shape(coreset, find_entry(plan.dataset))  # before anything is fetched

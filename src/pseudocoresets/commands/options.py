@@ -29,6 +29,10 @@ SamplingSteps = Annotated[int | None, typer.Option("--sampling-steps", help="Ste
 SamplingStepSize = Annotated[
     float | None, typer.Option("--sampling-step-size", help="Step size of each posterior chain.")
 ]
+ScheduleName = Annotated[
+    str | None,
+    typer.Option("--schedule", help="Of the sampler's step size: constant, polynomial, cosine or cyclical."),
+]
 Samples = Annotated[int | None, typer.Option("--samples", help="Samples kept of each posterior chain.")]
 Temperature = Annotated[
     float | None,
@@ -108,6 +112,7 @@ def sampling(
     chains: int | None,
     steps: int | None,
     step_size: float | None,
+    schedule: str | None,
     samples: int | None,
     temperature: float | None,
     prior_scale: float | None,
@@ -118,6 +123,7 @@ def sampling(
         chains=chains,
         steps=steps,
         step_size=step_size,
+        schedule=schedule,
         samples=samples,
         temperature=temperature,
         prior_scale=prior_scale,

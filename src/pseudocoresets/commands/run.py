@@ -41,6 +41,7 @@ def run(
     chains: o.Chains = None,
     sampling_steps: o.SamplingSteps = None,
     sampling_step_size: o.SamplingStepSize = None,
+    schedule: o.ScheduleName = None,
     samples: o.Samples = None,
     temperature: o.Temperature = None,
     construction_temperature: o.ConstructionTemperature = None,
@@ -76,7 +77,9 @@ def run(
             learn_weights=learn_weights,
             **o.posterior(temperature, construction_temperature, prior_scale, weights, mixed_kinds),
         ),
-        sampling=o.sampling(chains, sampling_steps, sampling_step_size, samples, temperature, prior_scale, mixed_kinds),
+        sampling=o.sampling(
+            chains, sampling_steps, sampling_step_size, schedule, samples, temperature, prior_scale, mixed_kinds
+        ),
         method_options=o.parse_settings(method_options),
     )
     folder = out or Path("runs") / f"{dataset.replace(':', '-').replace('/', '-')}-{plan.method}-ipc{ipc}"

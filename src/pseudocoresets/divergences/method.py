@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.accelerated import Accelerator, block_length, default_accelerator
+from pseudocoresets.accelerated.rates import sampling_rates
 from pseudocoresets.data.augmentation import Augmentation, Transformation
 from pseudocoresets.energy import Classifier, Energy, FunctionTarget
 from pseudocoresets.experts.store import Draw
@@ -135,7 +136,7 @@ class Problem:
             return None
         temperature = self.energy.temperature / self.energy.data_size if noisy else 0.0
         runner.set_position(start)
-        runner.set_rates(kernel.step_size, temperature, self.decay(model))
+        runner.set_rates(sampling_rates(kernel.step_size, temperature), self.decay(model))
         runner.set_labels(points.y, points.weights / self.energy.data_size)
         for _ in range(steps // runner.steps):
             runner.run_block(points.x.expand(1, runner.steps, *points.x.shape), self.augmentation, randomness)

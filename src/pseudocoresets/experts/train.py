@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pseudocoresets.accelerated import block_length, default_accelerator
+from pseudocoresets.accelerated.rates import Rates
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.devices import device_memory_error, resolve_device
@@ -132,7 +133,7 @@ class _Trainer:
         if runner is None:
             return None
         runner.set_position(theta)
-        runner.set_rates(self._settings.learning_rate, 0.0, momentum=self._settings.momentum)
+        runner.set_rates(Rates(self._settings.learning_rate, momentum=self._settings.momentum))
         return self._run_captured(runner, randomness)
 
     def _run_captured(self, runner: CapturedChains, randomness: Randomness) -> Iterator[Tensor]:
