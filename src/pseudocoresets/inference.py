@@ -32,6 +32,7 @@ from pseudocoresets.kernels import (
     Cyclical,
     Langevin,
     Schedule,
+    explores,
     is_adjusted,
     run_chain,
     sample_nuts,
@@ -264,10 +265,9 @@ def _run_chains(posterior: _Posterior, positions: Tensor, bar: Progress) -> Tens
 
 def rates_at(t: int, kernel: Langevin | SGHMC, schedule: Schedule, temperature: float) -> Rates:
     """Step t of a kernel under a schedule; the exploration phases of a cyclical one are without noise."""
-    exploring = isinstance(schedule, Cyclical) and schedule.explores(t)
     return sampling_rates(
         kernel.step_size * schedule(t),
-        0.0 if exploring else temperature,
+        0.0 if explores(schedule, t) else temperature,
         1 - kernel.momentum_decay if isinstance(kernel, SGHMC) else 0.0,
         kernel.step_size * schedule(t - 1) if t > 0 else None,
     )

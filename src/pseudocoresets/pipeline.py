@@ -203,19 +203,12 @@ def construct_plan(
         device=device,
         progress=progress,
     )
-    before = None
+    before, start = None, initial
     for number, stage in enumerate(plan.before if initial is None else (), 1):
-        method = build_method(stage.method, stage.method_options)
-        made = run(
-            stage.method,
-            method,
-            stage.construction,
-            checkpoint=files.checkpoint_before(number),
-            initial=None if before is None else before.coreset,
-        )
-        before = replace(made, before=before)
+        method, checkpoint = build_method(stage.method, stage.method_options), files.checkpoint_before(number)
+        made = run(stage.method, method, stage.construction, checkpoint=checkpoint, initial=start)
+        before, start = replace(made, before=before), made.coreset
     method = build_method(plan.method, plan.method_options)
-    start = initial if before is None else before.coreset
     made = run(plan.method, method, plan.construction, checkpoint=files.checkpoint, initial=start)
     return replace(made, before=before)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pseudocoresets.errors import InputError
@@ -43,8 +42,8 @@ class Before(NamedTuple):
 
     method: str
     iterations: int
-    options: Mapping[str, Any] = MappingProxyType({})
-    """Of the method, where they are not those that the preset has for it."""
+    options: Mapping[str, Any] | None = None
+    """Of the method; None: those that the preset has for it."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +213,7 @@ def _through_chain(ipc: int, dataset: str | None = None) -> ThroughChainRecipe:
         if dataset == "mnist":
             return ThroughChainRecipe(MOVING_WINDOWS, 0.02, 2000, mixed_kinds=True)
         if dataset == "fashion-mnist":
-            young = Before("bptt", 2500, {"burn_in": 0, "horizon": 400, "reach": 0.3})
+            young = Before("bptt", 2500, MOVING_WINDOWS)
             windows = {**MOVING_WINDOWS, **OLD_WINDOWS}
             return ThroughChainRecipe(windows, 0.003, 800, mixed_kinds=True, before=(matched, young))
         steps = {"svhn": 2000, "cifar10": 4000}.get(dataset or "", 1000)

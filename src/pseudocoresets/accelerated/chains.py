@@ -70,7 +70,7 @@ class CapturedChains:
 
     def set_rates(self, rates: Rates | Sequence[Rates], decay: float = 0.0) -> None:
         """How a block's steps go, all alike or each its own; the prior adds ``decay`` theta to the gradient."""
-        each = [rates] if isinstance(rates, Rates) else rates
+        each = [rates] * self.steps if isinstance(rates, Rates) else rates
         rows = [(rate.step_size, decay, rate.noise, rate.momentum) for rate in each]
         self._rates.copy_(torch.tensor(rows, pin_memory=self._rates.is_cuda), non_blocking=True)
 

@@ -14,7 +14,7 @@ from pseudocoresets.kernels.kernel import AnyKernel, Info, Kernel, is_adjusted
 from pseudocoresets.kernels.langevin import Langevin
 from pseudocoresets.kernels.mala import MALA
 from pseudocoresets.kernels.nuts import NutsRun, sample_nuts
-from pseudocoresets.kernels.schedules import SCHEDULES, Constant, Cosine, Cyclical, Polynomial, Schedule
+from pseudocoresets.kernels.schedules import SCHEDULES, Constant, Cosine, Cyclical, Polynomial, Schedule, explores
 from pseudocoresets.kernels.sghmc import SGHMC
 from pseudocoresets.registry import Registry
 
@@ -39,6 +39,7 @@ __all__ = [
     "WarmUp",
     "adapt_step_size",
     "advance",
+    "explores",
     "is_adjusted",
     "run_chain",
     "sample_nuts",

@@ -12,7 +12,7 @@ from pseudocoresets.energy import FunctionTarget, Target
 from pseudocoresets.errors import DivergenceError
 from pseudocoresets.kernels.adaptation import with_step_size
 from pseudocoresets.kernels.kernel import AnyKernel, is_adjusted
-from pseudocoresets.kernels.schedules import Cyclical, Schedule
+from pseudocoresets.kernels.schedules import Schedule, explores
 
 
 class Chain(NamedTuple):
@@ -77,6 +77,6 @@ def run_chain(
 
 def _target_at(t: int, target: Target, kernel: AnyKernel, schedule: Schedule | None) -> Target:
     """The target at temperature zero where a cyclical schedule explores, else as it is."""
-    if isinstance(schedule, Cyclical) and schedule.explores(t) and not is_adjusted(kernel):
+    if explores(schedule, t) and not is_adjusted(kernel):
         return FunctionTarget(target.potential, 0.0)
     return target

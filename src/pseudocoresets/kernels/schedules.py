@@ -116,6 +116,11 @@ class Cyclical:
         return {sampling[len(sampling) * (i + 1) // samples - 1] for i in range(samples)}
 
 
+def explores(schedule: Schedule | None, t: int) -> bool:
+    """Whether step t, counted from 0, belongs to an exploration phase; only a cyclical schedule has any."""
+    return isinstance(schedule, Cyclical) and schedule.explores(t)
+
+
 SCHEDULES: Registry[Callable[[int], Schedule]] = Registry(
     "schedule",
     {
