@@ -121,11 +121,12 @@ def scores(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def choices(coreset: Coreset, settings: SamplingSettings, job: dict[str, Any], split: Split) -> Iterator[Choice]:
-    """Every way to sample, each with every time to stop; a schedule is drawn anew for each of them."""
+    """Every way to sample, each with every time to stop; a schedule is drawn anew for each, unless it names its own."""
     lengths = job.get("lengths", LENGTHS)
     for change in job.get("sampling", [{}]):
         scheduled = change.get("schedule", "constant") != "constant"
-        for group in [[steps] for steps in lengths] if scheduled else [lengths]:
+        own = [change["steps"]] if "steps" in change else lengths
+        for group in [[steps] for steps in own] if scheduled else [lengths]:
             longest = max(group)
             whole = {"steps": longest} | ({} if scheduled else {"samples": longest // SPACING, "burn_in": 0.0})
             changed = SamplingSettings(**(asdict(settings) | whole | change))

@@ -93,8 +93,11 @@ def test_one_noiseless_step_agrees_to_rounding(network: Network, points: Points)
 
 
 def test_scheduled_steps_agree_to_rounding(digits: Dataset) -> None:
-    """Six steps of SGHMC, nearly without noise, each with a step size of its own."""
-    spec = build_network("convnet:depth=3,width=128", digits.shape, 10).spec
+    """Six steps of SGHMC, nearly without noise, each with a step size of its own.
+
+    Two blocks, because a third would normalise 2 x 2 pixels: there autograd in bfloat16 itself is 0.14 away.
+    """
+    spec = build_network("convnet:depth=2,width=128", digits.shape, 10).spec
     coreset = real_coreset(digits, ConstructionSettings(ipc=2), spec, "random")
     settings = {"sampler": "sghmc", "schedule": "cosine", "steps": 6, "samples": 6, "burn_in": 0.0, "chains": 2}
     paths = []
