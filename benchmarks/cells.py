@@ -124,7 +124,7 @@ def choices(coreset: Coreset, settings: SamplingSettings, job: dict[str, Any], s
     """Every way to sample, each with every time to stop; a schedule is drawn anew for each, unless it names its own."""
     lengths = job.get("lengths", LENGTHS)
     for change in job.get("sampling", [{}]):
-        scheduled = change.get("schedule", "constant") != "constant"
+        scheduled = (asdict(settings) | change)["schedule"] != "constant"
         own = [change["steps"]] if "steps" in change else lengths
         for group in [[steps] for steps in own] if scheduled else [lengths]:
             longest = max(group)

@@ -24,8 +24,10 @@ NAMES = {
     "fkl-rate-1000": "fkl, learning rate 1000",
     "wasserstein-more": "wasserstein, going on",
     "bptt-short": "bptt, shorter",
-    "bptt-mixed": "bptt, longer, a kind of augmentation for each image",
+    "bptt-constant": "bptt, sampled with constant steps",
+    "bptt-near": "bptt, windows of old chains, reach 1",
     "matched": "bptt, windows of all ages",
+    "old": "bptt, windows of old chains",
 }
 Cells: TypeAlias = dict[tuple[int, str], list[dict[str, Any]]]
 """The constructions of a data set by images per class and label."""
@@ -56,8 +58,9 @@ CELLS_INTRODUCTION = """
 ## The paper's cells
 
 A tenth of the training data was held out from experts and constructions. For each row, it chose when chains stop: after
-how many steps, the samples being those of the second half; the choice of highest accuracy among those with an ECE of at
-most 0.03 or 0.04 (see the notes below), or that of the lowest ECE where there is none. "Device s" is the time of
+how many steps, the samples being those of the second half, or of the ends of the cycles where steps are cyclical; the
+choice of highest accuracy among those with an ECE of at most 0.03 or 0.04 (see the notes below), or that of the lowest
+ECE where there is none. "Device s" is the time of
 the construction, what it started from included, and of the judgement. Settings are those of `--preset paper`. One cell
 is made by
 
@@ -178,19 +181,32 @@ def _accuracy(rows: list[dict[str, Any]]) -> str:
 def cell_row(ipc: int, label: str, cells: Cells) -> list[str]:
     rows = cells[ipc, label]
     initial = rows[0].get("initial")
+    before = f" (after {name_of(cells[ipc, initial][0])})" if rows[0]["method"] == "bptt" and initial else ""
     return [
         str(ipc),
-        NAMES.get(label, label)
-        + (f", after {NAMES.get(initial, initial)}" if label.startswith("bptt") and initial else ""),
+        name_of(rows[0]) + before,
         "" if rows[0]["method"] == "random" else str(len(rows)),
         _accuracy(rows),
         f"{100 * _mean(rows, 'chain_accuracy'):.1f}",
         f"{_mean(rows, 'nll'):.3f}",
         f"{_mean(rows, 'ece'):.3f}",
-        ", ".join(f"{row['plan']['sampling']['sampler']} {row['chosen']['steps']}" for row in rows),
+        ", ".join(sampled(row) for row in rows),
         str(rows[0].get("iterations", "")),
         f"{device_seconds(ipc, label, cells):.0f}",
     ]
+
+
+def name_of(row: dict[str, Any]) -> str:
+    label = row["label"]
+    old = label == "bptt" and row["plan"]["method_options"].get("burn_in")
+    return NAMES["old"] if old else NAMES.get(label, label)
+
+
+def sampled(row: dict[str, Any]) -> str:
+    """By what, and for how many steps."""
+    settings = row["plan"]["sampling"] | row["chosen"]["sampling"]
+    cyclical = " cyclical" if settings.get("schedule") == "cyclical" else ""
+    return f"{settings['sampler']}{cyclical} {row['chosen']['steps']}"
 
 
 def device_seconds(ipc: int, label: str, cells: Cells) -> float:

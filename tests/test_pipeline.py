@@ -82,8 +82,9 @@ def plan_of(method: str | None, preset: str = "paper", **settings: Any) -> Plan:
 
 @pytest.fixture
 def plan() -> Plan:
-    full = plan_of("bptt", construction={"iterations": 4}, method_options={"steps": 3, "batch_size": 32})
-    (matching,) = full.before
+    options = {"steps": 3, "batch_size": 32, "burn_in": 0}
+    full = plan_of("bptt", construction={"iterations": 4}, method_options=options)
+    matching, _ = full.before
     settings = replace(matching.construction, iterations=3)
     return replace(full, before=(replace(matching, method_options={"steps": 4}, construction=settings),))
 
@@ -99,6 +100,12 @@ def test_a_preset_names_what_comes_before_and_gives_it_what_is_to_be_made(plan: 
     assert (matching.construction.ipc, matching.construction.seed) == (1, 3)
     assert [stage.construction.seed for stage in plan.with_seed(5).before] == [5]
     assert plan_of("wasserstein").before == ()
+
+
+def test_a_stage_may_learn_at_a_rate_of_its_own() -> None:
+    plan = plan_of("bptt")
+    assert [stage.method for stage in plan.before] == ["wasserstein", "bptt"]
+    assert (plan.before[1].construction.learning_rate, plan.construction.learning_rate) == (0.01, 0.005)
 
 
 def test_the_second_stage_starts_where_the_first_ended(

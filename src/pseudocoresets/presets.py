@@ -32,8 +32,11 @@ MOVING_WINDOWS: dict[str, Any] = {
     "batch_size": 1024,
 }
 """Windows of chains that move as SGHMC does."""
-OLD_WINDOWS: dict[str, Any] = {"burn_in": 400, "horizon": 800, "reach": 1.0}
-"""Changes to them: only windows of chains that have forgotten how they started, and differences further apart."""
+OLD_WINDOWS: dict[str, Any] = {**MOVING_WINDOWS, "burn_in": 400, "horizon": 800, "reach": 3.0}
+"""Only windows of chains that have forgotten how they started, and differences further apart."""
+IN_PARTS: dict[str, Any] = {"points_per_step": 125}
+CYCLES: dict[str, Any] = {"schedule": "cyclical", "step_size": 0.04, "samples": 40}
+"""SGHMC whose steps grow small four times, which is where samples are taken."""
 MANY_CLASSES = {"cifar100": 100, "tiny-imagenet": 200}
 
 
@@ -44,6 +47,8 @@ class Before(NamedTuple):
     iterations: int
     options: Mapping[str, Any] | None = None
     """Of the method; None: those that the preset has for it."""
+    learning_rate: float | None = None
+    """Likewise."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +88,13 @@ class ThroughChainRecipe:
     windows: Mapping[str, Any]
     learning_rate: float
     iterations: int
-    annealing: float = 0.5
-    mixed_kinds: bool = False
-    """Whether each image draws its own kind of augmentation, here and when the posterior is sampled."""
     before: tuple[Before, ...] = ()
+    annealing: float = 0.5
+    mixed_kinds: bool = True
+    """Whether each image draws its own kind of augmentation, here and when the posterior is sampled."""
     sampling_steps: int = 1000
+    sghmc: Mapping[str, Any] = field(default_factory=lambda: {"step_size": 0.0125})
+    """What belongs to SGHMC when the posterior is sampled."""
 
     def learning(self) -> dict[str, Any]:
         own = {"learning_rate": self.learning_rate, "iterations": self.iterations, "annealing": self.annealing}
@@ -100,6 +107,11 @@ class ThroughChainRecipe:
 
     def sampling(self) -> dict[str, Any]:
         return {"steps": self.sampling_steps, "mixed_kinds": self.mixed_kinds, "temperature": 0.01}
+
+    @property
+    def sampler(self) -> str:
+        """The posterior is sampled as the chains of the windows move."""
+        return "sghmc" if self.windows.get("momentum") else "langevin"
 
 
 def preset_for(name: str, dataset: str, ipc: int) -> Preset:
@@ -160,6 +172,8 @@ def _quick_digits(ipc: int) -> Preset:
 
 def _quick(ipc: int) -> Preset:
     paired = _paired(ipc)
+    rate, annealing = (0.005, 0.0) if ipc == 1 else (0.003, 0.5)
+    through = ThroughChainRecipe({}, rate, 200, annealing=annealing, mixed_kinds=False)
     return Preset(
         expert_count=6,
         experts={"epochs": 12},
@@ -167,7 +181,7 @@ def _quick(ipc: int) -> Preset:
         sampling={"steps": 1000, "step_size": 0.1, "temperature": 0.1},
         method=_authors(ipc) | {"cd": paired | {"steps": 50}, "cd-wasserstein": paired | {"steps": 30}},
         before={"bptt": (Before("wasserstein", 200),)},
-        learning=_authors_learning(ipc, CLASSES) | {"bptt": {**_through_chain(ipc).learning(), "iterations": 200}},
+        learning=_authors_learning(ipc, CLASSES) | {"bptt": through.learning()},
     )
 
 
@@ -183,8 +197,8 @@ def _paper(dataset: str, ipc: int) -> Preset:
         experts={"epochs": 30},
         construction={"iterations": 2000, "learning_rate": 100.0},
         sampling=through.sampling(),
-        default_sampler="langevin" if ipc == 1 else "sghmc",
-        by_sampler={"langevin": {"step_size": 0.1}, "sghmc": {"step_size": 0.0125}},
+        default_sampler=through.sampler,
+        by_sampler={"langevin": {"step_size": 0.1}, "sghmc": through.sghmc},
         method=_authors(ipc) | _far_reaching(ipc) | {"bptt": through.windows} | SMALL_POPULATIONS,
         default_method="bptt",
         before={"bptt": through.before},
@@ -198,31 +212,55 @@ def _paper(dataset: str, ipc: int) -> Preset:
     )
 
 
-def _through_chain(ipc: int, dataset: str | None = None) -> ThroughChainRecipe:
-    """Found on held-out training data; matching harms MNIST from ten images a class on (docs/research-notes.md).
-
-    None is any data set that was not looked at.
-    """
-    matched = Before("wasserstein", 400 if ipc <= 10 else 700 if dataset == "cifar10" else 350)
+def _through_chain(ipc: int, dataset: str) -> ThroughChainRecipe:
+    """Found on held-out training data (docs/research-notes.md)."""
     if ipc == 1:
-        if dataset == "svhn":
-            windows = {**PLAIN_WINDOWS, "batch_size": 1024}
-            return ThroughChainRecipe(windows, 0.01, 5000, mixed_kinds=True, before=(matched,), sampling_steps=1500)
-        return ThroughChainRecipe(PLAIN_WINDOWS, 0.005, 500, annealing=0.0, before=(matched,))
-    if ipc <= 10:
-        if dataset == "mnist":
-            return ThroughChainRecipe(MOVING_WINDOWS, 0.02, 2000, mixed_kinds=True)
-        if dataset == "fashion-mnist":
-            young = Before("bptt", 2500, MOVING_WINDOWS)
-            windows = {**MOVING_WINDOWS, **OLD_WINDOWS}
-            return ThroughChainRecipe(windows, 0.003, 800, mixed_kinds=True, before=(matched, young))
-        steps = {"svhn": 2000, "cifar10": 4000}.get(dataset or "", 1000)
-        return ThroughChainRecipe(MOVING_WINDOWS, 0.003, 500, before=(matched,), sampling_steps=steps)
-    windows = {**MOVING_WINDOWS, "points_per_step": 125}
-    if dataset == "mnist":
-        return ThroughChainRecipe(windows, 0.02, 1500, mixed_kinds=True)
-    rate = 0.005 if dataset == "fashion-mnist" else 0.003
-    return ThroughChainRecipe(windows, rate, 400, before=(matched,))
+        return _one_image_through_chain(dataset)
+    return _ten_images_through_chain(dataset) if ipc <= 10 else _fifty_images_through_chain(dataset)
+
+
+def _one_image_through_chain(dataset: str) -> ThroughChainRecipe:
+    """Matching, plain windows of all ages, windows of old chains that move."""
+    matched = Before("wasserstein", 400)
+    if dataset == "cifar10":
+        return ThroughChainRecipe(PLAIN_WINDOWS, 0.005, 500, (matched,), annealing=0.0, mixed_kinds=False)
+    plain, old = {"fashion-mnist": (2000, 1500), "svhn": (5000, 2000)}.get(dataset, (4000, 2000))
+    young = Before("bptt", plain, {**PLAIN_WINDOWS, "batch_size": 1024}, learning_rate=0.01)
+    return ThroughChainRecipe(OLD_WINDOWS, 0.005, old, (matched, young), sampling_steps=2000)
+
+
+def _ten_images_through_chain(dataset: str) -> ThroughChainRecipe:
+    """Matching harms MNIST, old chains harm SVHN."""
+    matched = Before("wasserstein", 400)
+    match dataset:
+        case "mnist":
+            return ThroughChainRecipe(MOVING_WINDOWS, 0.02, 2000)
+        case "fashion-mnist":
+            young = Before("bptt", 2500, MOVING_WINDOWS, learning_rate=0.003)
+            old = Before("bptt", 1500, OLD_WINDOWS, learning_rate=0.003)
+            return ThroughChainRecipe(OLD_WINDOWS, 0.005, 2500, (matched, young, old), sampling_steps=2000)
+        case "svhn":
+            return ThroughChainRecipe(MOVING_WINDOWS, 0.003, 1000, (matched,), sampling_steps=1600, sghmc=CYCLES)
+        case "cifar10":
+            return ThroughChainRecipe(MOVING_WINDOWS, 0.003, 500, (matched,), mixed_kinds=False, sampling_steps=4000)
+    return ThroughChainRecipe(MOVING_WINDOWS, 0.003, 1000, (matched,))
+
+
+def _fifty_images_through_chain(dataset: str) -> ThroughChainRecipe:
+    """The same, with steps that see a part of the images."""
+    moving, old = MOVING_WINDOWS | IN_PARTS, OLD_WINDOWS | IN_PARTS
+    matched = Before("wasserstein", 350)
+    match dataset:
+        case "mnist":
+            return ThroughChainRecipe(old, 0.005, 1000, (Before("bptt", 1500, moving, learning_rate=0.02),))
+        case "fashion-mnist":
+            stages = (matched, Before("bptt", 2000, moving), Before("bptt", 1000, old))
+            return ThroughChainRecipe(old, 0.005, 1500, stages)
+        case "svhn":
+            return ThroughChainRecipe(moving, 0.003, 1200, (matched,), sghmc=CYCLES)
+        case "cifar10":
+            return ThroughChainRecipe(moving, 0.003, 400, (matched, matched), mixed_kinds=False)
+    return ThroughChainRecipe(moving, 0.003, 1200, (matched,))
 
 
 def _far_reaching(ipc: int) -> dict[str, dict[str, Any]]:

@@ -70,6 +70,8 @@ def _stage(before: Before, preset: Preset, own: Mapping[str, Any]) -> Stage:
     """What the preset puts before a method, with the settings that say what is to be made, not how it is learned."""
     shared = {key: value for key, value in own.items() if key in SHARED_BY_STAGES}
     learning = {**preset.construction_for(before.method), "iterations": before.iterations}
+    if before.learning_rate is not None:
+        learning["learning_rate"] = before.learning_rate
     options = preset.method_options(before.method) if before.options is None else before.options
     return Stage(before.method, options, ConstructionSettings(**{**learning, **shared}))
 
