@@ -160,6 +160,15 @@ def test_uniform_weights_sum_to_the_size_of_the_full_data() -> None:
     assert float(uniform_weights(7, 1300).double().sum()) == pytest.approx(1300, rel=1e-6)
 
 
+@given(st.floats(0.1, 10), st.integers(1, 10_000))
+@settings(max_examples=30, deadline=None)
+def test_the_decay_is_the_priors_part_of_the_slope(scale: float, data_size: int) -> None:
+    model = Classifier(build_network("mlp:width=4", (1, 2, 2), 3), scale)
+    theta = model.network.initialise(0, 1)[0].double().requires_grad_()
+    (slope,) = torch.autograd.grad(-model.log_prior(theta) / data_size, theta)
+    torch.testing.assert_close(slope, model.decay(data_size) * theta.detach())
+
+
 def test_augmentation_is_applied_at_each_evaluation() -> None:
     energy, theta, x, y, weights = logistic_problem(soft=False)
     calls: list[Tensor] = []

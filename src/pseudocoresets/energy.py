@@ -58,6 +58,10 @@ class Classifier:
     def log_prior(self, theta: Tensor) -> Tensor:
         return -theta.square().sum(-1) / (2 * self.prior_scale**2)
 
+    def decay(self, data_size: int) -> float:
+        """What the prior adds to grad U, per unit of theta: 1 / (s^2 n)."""
+        return 1 / (self.prior_scale**2 * data_size)
+
 
 class Target(Protocol):
     """What a kernel samples: the density proportional to exp(-U(theta) / temperature)."""

@@ -174,7 +174,8 @@ class _Posterior:
         self.network = network
         self.settings = settings
         self.randomness = randomness
-        self.energy = Energy(Classifier(network, settings.prior_scale), coreset.data_size, settings.temperature)
+        self._model = Classifier(network, settings.prior_scale)
+        self.energy = Energy(self._model, coreset.data_size, settings.temperature)
         self.augmentation: Augmentation | None = (
             dsa(coreset.flippable, settings.mixed_kinds) if settings.augment else None
         )
@@ -212,7 +213,7 @@ class _Posterior:
             return None
         runner.set_position(positions)
         runner.set_labels(self._y, self._weights / self.energy.data_size)
-        decay = 1 / (self.settings.prior_scale**2 * self.energy.data_size)
+        decay = self._model.decay(self.energy.data_size)
         found = []
         for step in range(0, max(milestones), length):
             runner.set_rates([rates(t) for t in range(step, step + length)], decay)

@@ -99,7 +99,7 @@ def captured_matching(
     runner = problem.accelerator.trajectory_for(model.network, points.x.device, chains, images, length, soft)
     if runner is None:
         return None
-    runner.set_rates(points.extras[STEP_SIZE], problem.decay(model), momentum)
+    runner.set_rates(points.extras[STEP_SIZE], model.decay(problem.energy.data_size), momentum)
     factors = points.weights.detach() * (count / images / problem.energy.data_size)
     blocks = [_draw_block(problem, length, count, images, randomness) for _ in range(steps // length)]
     return CapturedMatching(points, factors, runner, blocks)

@@ -136,15 +136,11 @@ class Problem:
             return None
         temperature = self.energy.temperature / self.energy.data_size if noisy else 0.0
         runner.set_position(start)
-        runner.set_rates(sampling_rates(kernel.step_size, temperature), self.decay(model))
+        runner.set_rates(sampling_rates(kernel.step_size, temperature), model.decay(self.energy.data_size))
         runner.set_labels(points.y, points.weights / self.energy.data_size)
         for _ in range(steps // runner.steps):
             runner.run_block(points.x.expand(1, runner.steps, *points.x.shape), self.augmentation, randomness)
         return runner.position()
-
-    def decay(self, model: Classifier) -> float:
-        """What the prior adds to the slope, per unit of theta: 1 / (s^2 n)."""
-        return 1 / (model.prior_scale**2 * self.energy.data_size)
 
     def transformation(self, count: int, randomness: Randomness) -> Transformation:
         """One drawn augmentation for ``count`` points, or the identity."""
