@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,17 @@ WAYS_TO_SAMPLE = {"sampler": None, "step_size": None, "mixed_kinds": False, "sch
 """What decides how chains move, and what it was before it could be chosen."""
 
 
-def plan_of(dataset: str, ipc: int, preset: str = "paper", sampler: str | None = None, **settings: Any) -> Plan:
+def plan_of(
+    dataset: str,
+    ipc: int,
+    preset: str = "paper",
+    method: str | None = None,
+    sampler: str | None = None,
+    **settings: Any,
+) -> Plan:
     return make_plan(
         dataset=dataset,
-        method=None,
+        method=method,
         network="convnet",
         ipc=ipc,
         protocol="cold",
@@ -34,8 +42,13 @@ def plan_of(dataset: str, ipc: int, preset: str = "paper", sampler: str | None =
     )
 
 
+@cache
+def recorded_rows() -> list[dict[str, Any]]:
+    return [row for row in json.loads(RECORD.read_text())["rows"] if "label" in row]
+
+
 def recorded_constructions() -> list[dict[str, Any]]:
-    return [row for row in json.loads(RECORD.read_text())["rows"] if row.get("label") == "bptt"]
+    return [row for row in recorded_rows() if row["label"] == "bptt"]
 
 
 @pytest.mark.parametrize(
@@ -50,10 +63,7 @@ def test_the_paper_preset_is_what_the_recorded_coresets_were_made_with(row: dict
     assert bool(plan.before) == (row["initial"] is not None)
 
 
-def recorded_rows() -> list[dict[str, Any]]:
-    return [row for row in json.loads(RECORD.read_text())["rows"] if "label" in row]
-
-
+@cache
 def jobs_by_cell() -> dict[tuple[str, int, str], dict[str, Any]]:
     return {(job["dataset"], job["ipc"], job.get("label", job["method"])): job for job in json.loads(JOBS.read_text())}
 
@@ -63,18 +73,8 @@ def way_to_sample(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan_of_job(job: dict[str, Any], seed: int) -> Plan:
-    plan = make_plan(
-        dataset=job["dataset"],
-        method=job["method"],
-        network="convnet",
-        ipc=job["ipc"],
-        protocol="cold",
-        sampler=None,
-        preset="paper",
-        seed=seed,
-        construction=job.get("construction"),
-        method_options=job.get("options"),
-    )
+    settings = {"construction": job.get("construction"), "method_options": job.get("options")}
+    plan = plan_of(job["dataset"], job["ipc"], method=job["method"], **settings).with_seed(seed)
     iterations = job.get("iterations", plan.construction.iterations)
     return replace(plan, construction=replace(plan.construction, iterations=iterations))
 
