@@ -49,16 +49,16 @@ import torch
 from torch import Tensor
 
 from provenance import provenance
-from pseudocoresets.commands.planning import make_plan
-from pseudocoresets.construct import Construction, build_method, needs_experts, network_for, run_construction
+from pseudocoresets.construction.loop import Construction, build_method, needs_experts, network_for, run_construction
+from pseudocoresets.core.devices import resolve_device
+from pseudocoresets.core.progress import Silent
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import Dataset, Split, load_dataset
-from pseudocoresets.devices import resolve_device
 from pseudocoresets.evaluation.metrics import all_metrics
-from pseudocoresets.experts import Experts, load_experts
-from pseudocoresets.inference import PosteriorSamples, SamplingSettings, sample_posterior
-from pseudocoresets.pipeline import Plan, control_coreset, experts_for
-from pseudocoresets.progress import Silent
+from pseudocoresets.inference.sampling import PosteriorSamples, SamplingSettings, sample_posterior
+from pseudocoresets.sources.experts import Experts, load_experts
+from pseudocoresets.workflows.plan import make_plan
+from pseudocoresets.workflows.run import Plan, control_coreset, experts_for
 
 NETWORK = "convnet:depth=3,width=128"
 SPACING = 40

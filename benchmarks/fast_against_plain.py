@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from provenance import provenance
-from pseudocoresets.accelerated import set_precision
-from pseudocoresets.construct import ConstructionSettings, run_construction
+from pseudocoresets.backends.fused import set_precision
+from pseudocoresets.construction.loop import ConstructionSettings, run_construction
 from pseudocoresets.data import Dataset, load_dataset
-from pseudocoresets.divergences import ContrastiveDivergence
 from pseudocoresets.evaluation import evaluate
-from pseudocoresets.experts import Experts, train_experts
-from pseudocoresets.inference import sample_posterior
+from pseudocoresets.inference.sampling import sample_posterior
+from pseudocoresets.methods import ContrastiveDivergence
+from pseudocoresets.sources.experts import Experts, train_experts
 
-METHOD = ContrastiveDivergence(ahead=5, latest_start=2, steps=50, step_size=0.03)
+METHOD = ContrastiveDivergence(expert_epochs=5, max_start_epoch=2, steps=50, step_size=0.03)
 SAMPLING = {"steps": 300, "samples": 10, "chains": 3, "step_size": 0.05, "temperature": 0.1}
 
 

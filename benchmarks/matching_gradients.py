@@ -21,17 +21,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from provenance import provenance
-from pseudocoresets.construct import ConstructionSettings, real_coreset
+from pseudocoresets.construction.loop import ConstructionSettings, real_coreset
+from pseudocoresets.core.energy import Energy
+from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import Dataset, load_dataset
 from pseudocoresets.data.augmentation import dsa
-from pseudocoresets.divergences import Points, Problem, Wasserstein
-from pseudocoresets.divergences.contrastive import phase_difference
-from pseudocoresets.energy import Classifier, Energy
-from pseudocoresets.experts import Draw
 from pseudocoresets.kernels import Langevin
-from pseudocoresets.networks import Network, build_network
-from pseudocoresets.seeds import Randomness
+from pseudocoresets.methods import Points, Problem, Wasserstein
+from pseudocoresets.methods.contrastive import phase_difference
+from pseudocoresets.models.classifier import Classifier
+from pseudocoresets.models.networks import Network, build_network
+from pseudocoresets.sources.experts import Draw
 
 GRADIENTS: dict[str, dict[str, Any]] = {
     "exact": {"gradient": "constant-memory"},
@@ -63,8 +64,8 @@ class Comparison:
         self._steps, self._step_size = steps, step_size
 
     def match(self, x: Tensor, seed: int, options: dict[str, Any]) -> Any:
-        extras = {"step_size": torch.tensor(self._step_size)}
-        points = Points(x, self._coreset.labels, self._coreset.weights, extras)
+        hyperparameters = {"step_size": torch.tensor(self._step_size)}
+        points = Points(x, self._coreset.labels, self._coreset.weights, hyperparameters)
         method = Wasserstein(steps=self._steps, stored=self._steps, **options)
         return method.match(points, self._problem, self._draw, Randomness.for_purpose(seed))
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from provenance import provenance
-from pseudocoresets.accelerated import Accelerator, trajectory_block_length
-from pseudocoresets.accelerated.motion import Costate, at_rest
-from pseudocoresets.networks import build_network
+from pseudocoresets.backends.fused import Accelerator, trajectory_block_length
+from pseudocoresets.core.state import Costate, at_rest
+from pseudocoresets.models.networks import build_network
 
 SHAPE = (3, 32, 32)
 SHAPES = ((1, 10, 80), (4, 10, 40), (1, 100, 30), (4, 100, 30), (1, 125, 60), (1, 500, 40))

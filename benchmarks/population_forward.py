@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from pseudocoresets.networks import Network, build_network
+from pseudocoresets.models.networks import Network, build_network
 
 CASES = {
     "cpu": [

@@ -33,21 +33,21 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import minimize
 
 from provenance import provenance
-from pseudocoresets.errors import DivergenceError
-from pseudocoresets.files import write_json
+from pseudocoresets._io.files import write_json
+from pseudocoresets.core.errors import DivergenceError
+from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.posterior import (
     METHODS,
     GaussianMean,
     LogisticRegression,
     MemoryData,
     NutsPlan,
+    Points,
     PosteriorProblem,
-    WeightedPoints,
     gaussian_fit,
     kl_divergence,
     reference_posterior,
 )
-from pseudocoresets.posterior.gaussian import Gaussian
 
 SIZES = (10, 30, 100)
 SHARED = ("uniform", "frank-wolfe", "giga", "sparse-vi")
@@ -101,9 +101,9 @@ class GaussianSide:
         root = solve_triangular(lower, np.eye(d), lower=True).T
         return root @ (root.T @ (weights @ points)), root
 
-    def coreset(self, weights: np.ndarray, points: np.ndarray) -> WeightedPoints:
+    def coreset(self, weights: np.ndarray, points: np.ndarray) -> Points:
         x = torch.from_numpy(np.ascontiguousarray(points))
-        return WeightedPoints(x, torch.zeros(len(x), dtype=torch.float64), torch.from_numpy(weights))
+        return Points(x, torch.zeros(len(x), dtype=torch.float64), torch.from_numpy(weights))
 
 
 class LogisticSide:
@@ -137,9 +137,9 @@ class LogisticSide:
         precision = np.eye(d) + points.T @ ((weights * tail * (1 - tail))[:, None] * points)
         return theta, np.linalg.inv(np.linalg.cholesky(precision)).T
 
-    def coreset(self, weights: np.ndarray, points: np.ndarray) -> WeightedPoints:
+    def coreset(self, weights: np.ndarray, points: np.ndarray) -> Points:
         x = torch.from_numpy(np.ascontiguousarray(points))
-        return WeightedPoints(x, torch.ones(len(x), dtype=torch.float64), torch.from_numpy(weights))
+        return Points(x, torch.ones(len(x), dtype=torch.float64), torch.from_numpy(weights))
 
     @staticmethod
     def _upper_tail(margins: np.ndarray) -> np.ndarray:
@@ -194,7 +194,7 @@ def _peer_builder(bc: Any, side: Any, method: str, subsample: int | None) -> Any
     return bc.HilbertCoreset(side.points, projector, snnls=GIGA if method == "giga" else PeerFrankWolfe)
 
 
-def _peer_pseudo(bc: Any, side: Any, size: int, subsample: int | None) -> tuple[WeightedPoints, dict[str, float]]:
+def _peer_pseudo(bc: Any, side: Any, size: int, subsample: int | None) -> tuple[Points, dict[str, float]]:
     watch = Stopwatch()
     builder = bc.BatchPSVICoreset(side.points, _coreset_projector(bc, side), opt_itrs=100, n_subsample_opt=subsample)
     builder.build(size)
@@ -215,9 +215,7 @@ def _coreset_projector(bc: Any, side: Any) -> Any:
 # --- our side and the score -----------------------------------------------------------------------
 
 
-def build_with_ours(
-    problem: PosteriorProblem, method: str, size: int, seed: int
-) -> tuple[WeightedPoints, dict[str, float]]:
+def build_with_ours(problem: PosteriorProblem, method: str, size: int, seed: int) -> tuple[Points, dict[str, float]]:
     entry = METHODS[method]
     watch = Stopwatch()
     fresh = PosteriorProblem(problem.model, problem.data)
@@ -225,15 +223,15 @@ def build_with_ours(
     return points, watch.read()
 
 
-def signed(problem: PosteriorProblem, points: WeightedPoints) -> WeightedPoints:
+def signed(problem: PosteriorProblem, points: Points) -> Points:
     """Hard labels of logistic regression written into the signs of x, so that equal coresets get equal scores."""
     hard = bool(((points.y == 0) | (points.y == 1)).all())
     if not (isinstance(problem.model, LogisticRegression) and hard):
         return points
-    return WeightedPoints((2 * points.y - 1)[:, None] * points.x, torch.ones_like(points.y), points.weights)
+    return Points((2 * points.y - 1)[:, None] * points.x, torch.ones_like(points.y), points.weights)
 
 
-def score(problem: PosteriorProblem, full: Gaussian, points: WeightedPoints) -> tuple[float, str]:
+def score(problem: PosteriorProblem, full: Gaussian, points: Points) -> tuple[float, str]:
     """KL(full || coreset) and how the coreset's Gaussian was found."""
     try:
         same = signed(problem, points)

@@ -24,18 +24,18 @@ import numpy as np
 import torch
 
 from provenance import provenance
-from pseudocoresets.files import write_json
+from pseudocoresets._io.files import write_json
+from pseudocoresets.core.targets import WhitenedTarget, all_points, whitened_target
+from pseudocoresets.data.tables import ParquetData
 from pseudocoresets.kernels.nuts import sample_nuts
 from pseudocoresets.posterior import (
     METHODS,
     LogisticRegression,
+    Points,
     PosteriorProblem,
-    WeightedPoints,
     fit_gaussian,
     kl_divergence,
 )
-from pseudocoresets.posterior.datasets import ParquetData
-from pseudocoresets.posterior.target import WhitenedTarget, all_points, whitened_target
 
 WARMUP = 150
 """Steps before the measured draws, long enough for the step size to settle."""
@@ -127,7 +127,7 @@ class _Marks:
 def measure_sampling(path: Path, coreset: Path) -> dict[str, Any]:
     data = ParquetData(path, "y")
     model = LogisticRegression(len(data.features))
-    points = WeightedPoints.load(coreset)
+    points = Points.load(coreset)
     gaussian = fit_gaussian(model, points)
     small = seconds_per_draw(whitened_target(model, points, gaussian), 1000, 5)
     large = seconds_per_draw(whitened_target(model, all_points(data), gaussian), 50, 1)

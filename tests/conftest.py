@@ -12,21 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from small import CONSTRUCTION, METHOD_OPTIONS, NETWORK, Invoke
 from typer.testing import CliRunner
 
 import pseudocoresets as pc
-from pseudocoresets.cli import build_app
+from pseudocoresets._cli.app import build_app
 from pseudocoresets.data import Dataset
-from pseudocoresets.experts import Experts
+from pseudocoresets.sources.experts import Experts
 
 torch.set_num_threads(1)
-
-NETWORK = "mlp:depth=1,width=32"
-METHOD_OPTIONS = {"ahead": 3, "latest_start": 1, "steps": 10, "step_size": 0.1}
-CONSTRUCTION = {"iterations": 60, "learning_rate": 20.0}
-
-Invoke = Callable[..., Any]
-"""Arguments of the command to its result: exit_code, stdout, stderr."""
 
 
 @pytest.fixture(scope="session")

@@ -16,16 +16,16 @@ import typer
 from safetensors.torch import load_file
 
 import pseudocoresets as pc
-from pseudocoresets.cli import build_app
-from pseudocoresets.construct import ConstructionSettings, run_construction
+from pseudocoresets._cli.app import build_app
+from pseudocoresets.construction.loop import ConstructionSettings, run_construction
+from pseudocoresets.core.registry import Registry
 from pseudocoresets.data import DATASETS
 from pseudocoresets.data.corruptions import CORRUPTIONS
-from pseudocoresets.divergences import METHODS
 from pseudocoresets.kernels import KERNELS, SCHEDULES
-from pseudocoresets.networks import NETWORKS
+from pseudocoresets.methods import METHODS
+from pseudocoresets.methods.selection import SELECTIONS
+from pseudocoresets.models.networks import NETWORKS
 from pseudocoresets.posterior import METHODS as POSTERIOR_METHODS
-from pseudocoresets.registry import Registry
-from pseudocoresets.selection import SELECTIONS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -263,7 +263,7 @@ def test_every_dependency_is_justified() -> None:
 def test_the_api_page_has_every_public_name() -> None:
     page = (DOCS / "api.md").read_text()
     errors = {name for name in pc.__all__ if name.endswith("Error")}
-    assert "::: pseudocoresets.errors" in page
+    assert "::: pseudocoresets.core.errors" in page
     assert [name for name in set(pc.__all__) - errors if f"::: pseudocoresets.{name}\n" not in page] == []
 
 

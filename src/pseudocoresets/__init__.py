@@ -5,45 +5,71 @@ import pseudocoresets as pc
 data = pc.load_dataset("digits")
 experts = pc.train_experts(data, network="convnet", count=5, epochs=12, out="experts/")
 coreset = pc.construct(data, experts, method="cd", ipc=1)
-samples = pc.sample_posterior(coreset, sampler="langevin", start="cold", chains=5)
+samples = pc.sample_posterior(coreset, sampler="langevin", chains=5)
 report = pc.evaluate(samples, data.test)
 """
 
-from pseudocoresets.construct import ConstructionSettings, construct
-from pseudocoresets.coreset import Coreset
-from pseudocoresets.data import Dataset, load_dataset
-from pseudocoresets.errors import (
-    DataUnavailableError,
-    DeviceMemoryError,
-    DivergenceError,
-    FileFormatError,
-    InputError,
-    PseudocoresetsError,
-)
-from pseudocoresets.evaluation import EvaluationReport, evaluate
-from pseudocoresets.experts import Experts, load_experts, train_experts
-from pseudocoresets.inference import PosteriorSamples, SamplingSettings, sample_posterior
-from pseudocoresets.networks import build_network
+from __future__ import annotations
 
-__all__ = [
-    "ConstructionSettings",
-    "Coreset",
-    "DataUnavailableError",
-    "Dataset",
-    "DeviceMemoryError",
-    "DivergenceError",
-    "EvaluationReport",
-    "Experts",
-    "FileFormatError",
-    "InputError",
-    "PosteriorSamples",
-    "PseudocoresetsError",
-    "SamplingSettings",
-    "build_network",
-    "construct",
-    "evaluate",
-    "load_dataset",
-    "load_experts",
-    "sample_posterior",
-    "train_experts",
-]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pseudocoresets import kernels as kernels
+    from pseudocoresets import methods as methods
+    from pseudocoresets.construction import ConstructionSettings as ConstructionSettings
+    from pseudocoresets.construction import construct as construct
+    from pseudocoresets.core.errors import DataUnavailableError as DataUnavailableError
+    from pseudocoresets.core.errors import DeviceMemoryError as DeviceMemoryError
+    from pseudocoresets.core.errors import DivergenceError as DivergenceError
+    from pseudocoresets.core.errors import FileFormatError as FileFormatError
+    from pseudocoresets.core.errors import InputError as InputError
+    from pseudocoresets.core.errors import PseudocoresetsError as PseudocoresetsError
+    from pseudocoresets.coreset import Coreset as Coreset
+    from pseudocoresets.data import Dataset as Dataset
+    from pseudocoresets.data import load_dataset as load_dataset
+    from pseudocoresets.evaluation import EvaluationReport as EvaluationReport
+    from pseudocoresets.evaluation import evaluate as evaluate
+    from pseudocoresets.inference import PosteriorSamples as PosteriorSamples
+    from pseudocoresets.inference import SamplingSettings as SamplingSettings
+    from pseudocoresets.inference import sample_posterior as sample_posterior
+    from pseudocoresets.models.networks import build_network as build_network
+    from pseudocoresets.sources.experts import Experts as Experts
+    from pseudocoresets.sources.experts import load_experts as load_experts
+    from pseudocoresets.sources.experts import train_experts as train_experts
+
+_HOMES = {
+    "pseudocoresets.construction": ("ConstructionSettings", "construct"),
+    "pseudocoresets.core.errors": (
+        "DataUnavailableError",
+        "DeviceMemoryError",
+        "DivergenceError",
+        "FileFormatError",
+        "InputError",
+        "PseudocoresetsError",
+    ),
+    "pseudocoresets.coreset": ("Coreset",),
+    "pseudocoresets.data": ("Dataset", "load_dataset"),
+    "pseudocoresets.evaluation": ("EvaluationReport", "evaluate"),
+    "pseudocoresets.inference": ("PosteriorSamples", "SamplingSettings", "sample_posterior"),
+    "pseudocoresets.models.networks": ("build_network",),
+    "pseudocoresets.sources.experts": ("Experts", "load_experts", "train_experts"),
+}
+"""The public names by the module that defines each; a name is imported when it is first used."""
+
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_NAMESPACES = ("kernels", "methods")
+
+__all__ = sorted((*_HOME_OF, *_NAMESPACES))
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMESPACES:
+        return importlib.import_module(f"pseudocoresets.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'pseudocoresets' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from pseudocoresets._io.files import read_tensors, write_tensors
+from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.data.catalogue import DatasetEntry
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.restoring import MissingWhitening, with_origin, without_matrices
 from pseudocoresets.data.transforms import InputTransform, WhiteningOrigin
-from pseudocoresets.errors import FileFormatError, InputError
-from pseudocoresets.files import read_tensors, write_tensors
-from pseudocoresets.networks import NetworkSpec, spec_from_json
+from pseudocoresets.models.networks import NetworkSpec, spec_from_json
 
 FORMAT = "pseudocoreset"
 FORMAT_VERSION = 1
@@ -74,7 +74,7 @@ class Coreset:
 
     def show(self, path: str | os.PathLike[str]) -> None:
         """Write a picture: one row a class, its name at the side, in true pixel space."""
-        from pseudocoresets.pictures import save_class_rows
+        from pseudocoresets._report.pictures import save_class_rows
 
         save_class_rows(path, self.to_pixels(), self.hard_labels, self.classes)
 

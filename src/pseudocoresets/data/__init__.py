@@ -8,6 +8,9 @@ from urllib.parse import parse_qsl
 
 import torch
 
+from pseudocoresets.core.errors import DataUnavailableError, InputError
+from pseudocoresets.core.progress import Progress
+from pseudocoresets.core.registry import Registry
 from pseudocoresets.data.augmentation import Augmentation, Transformation, dsa
 from pseudocoresets.data.catalogue import DatasetEntry
 from pseudocoresets.data.cifar import CIFAR10, CIFAR100
@@ -20,9 +23,6 @@ from pseudocoresets.data.mnist import FASHION_MNIST, MNIST
 from pseudocoresets.data.svhn import SVHN
 from pseudocoresets.data.tiny_imagenet import TINY_IMAGENET
 from pseudocoresets.data.transforms import InputTransform, fit_normalisation, fit_zca
-from pseudocoresets.errors import DataUnavailableError, InputError
-from pseudocoresets.progress import Progress
-from pseudocoresets.registry import Registry
 
 __all__ = [
     "CIFAR10_C_CORRUPTIONS",

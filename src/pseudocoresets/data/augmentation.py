@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pseudocoresets.errors import InputError
-from pseudocoresets.seeds import Randomness
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.seeds import Randomness
 
 Transformation: TypeAlias = Callable[[Tensor], Tensor]
 """One drawn augmentation; calling it again applies the same one, to the same number of images."""

@@ -10,12 +10,12 @@ from typing import TypeAlias
 
 import torch
 
+from pseudocoresets.core.errors import FileFormatError
+from pseudocoresets.core.progress import Progress, Silent
 from pseudocoresets.data.dataset import Dataset, Split, TransformFit
 from pseudocoresets.data.download import Source, fetch_sources
 from pseudocoresets.data.transforms import fit_normalisation
 from pseudocoresets.data.zca_cache import fit_zca_once
-from pseudocoresets.errors import FileFormatError
-from pseudocoresets.progress import Progress, Silent
 
 Reader: TypeAlias = Callable[["DatasetEntry", Path, Progress], tuple[Split, Split]]
 """Training and test data of an entry, from the folder that holds it."""

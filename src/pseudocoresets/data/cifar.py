@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pseudocoresets.core.errors import FileFormatError
+from pseudocoresets.core.progress import Progress
 from pseudocoresets.data.catalogue import DatasetEntry, require_file
 from pseudocoresets.data.dataset import Split
 from pseudocoresets.data.download import Source
 from pseudocoresets.data.pickles import read_pickle
-from pseudocoresets.errors import FileFormatError
-from pseudocoresets.progress import Progress
 
 _LABEL_KEYS = ("fine_labels", "labels")
 

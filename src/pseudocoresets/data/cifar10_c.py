@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pseudocoresets.core.errors import DataUnavailableError, FileFormatError, InputError
+from pseudocoresets.core.progress import Progress
 from pseudocoresets.data.catalogue import DatasetEntry
 from pseudocoresets.data.cifar import CIFAR10
 from pseudocoresets.data.dataset import Split
 from pseudocoresets.data.download import Source
-from pseudocoresets.errors import DataUnavailableError, FileFormatError, InputError
-from pseudocoresets.progress import Progress
 
 FOLDER = "CIFAR-10-C"
 CIFAR10_C_CORRUPTIONS = (

@@ -22,9 +22,9 @@ from scipy import ndimage
 from torch import Tensor
 from torch.nn import functional
 
-from pseudocoresets.errors import InputError
-from pseudocoresets.registry import Registry
-from pseudocoresets.seeds import derive_seed
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.registry import Registry
+from pseudocoresets.core.seeds import derive_seed
 
 Array = NDArray[Any]
 Apply = Callable[[Array, Any, np.random.Generator], Array]

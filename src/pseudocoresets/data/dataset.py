@@ -9,9 +9,9 @@ from typing import TypeAlias, overload
 import torch
 from torch import Tensor
 
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.seeds import generator_for
 from pseudocoresets.data.transforms import InputTransform
-from pseudocoresets.errors import InputError
-from pseudocoresets.seeds import generator_for
 
 TransformFit: TypeAlias = Callable[[Tensor], InputTransform]
 """A function that fits a transform to uint8 training images."""

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+from pseudocoresets.core.progress import Progress
+from pseudocoresets.core.seeds import generator_for
 from pseudocoresets.data.catalogue import DatasetEntry
 from pseudocoresets.data.dataset import Dataset, Split
-from pseudocoresets.progress import Progress
-from pseudocoresets.seeds import generator_for
 
 TRAINING_IMAGES = 1300
 LEVELS = 16

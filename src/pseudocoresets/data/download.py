@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-from pseudocoresets.errors import DataUnavailableError, InputError
-from pseudocoresets.files import make_folder, replacing
-from pseudocoresets.progress import Progress, task
+from pseudocoresets._io.files import make_folder, replacing
+from pseudocoresets.core.errors import DataUnavailableError, InputError
+from pseudocoresets.core.progress import Progress, task
 
 PIECE = 1 << 18
 KILOBYTE = 1000

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
+from pseudocoresets.core.errors import FileFormatError, InputError
+from pseudocoresets.core.progress import Progress, Silent
 from pseudocoresets.data.catalogue import transform_fit
 from pseudocoresets.data.dataset import Dataset, Split, stratified_split
 from pseudocoresets.data.images import decode_images, image_header
-from pseudocoresets.errors import FileFormatError, InputError
-from pseudocoresets.progress import Progress, Silent
 
 TEST_FRACTION = 0.2
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pseudocoresets.errors import FileFormatError
+from pseudocoresets.core.errors import FileFormatError
 
 _UNSIGNED_BYTE = 8
 

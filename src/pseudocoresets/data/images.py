@@ -13,8 +13,8 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from pseudocoresets.errors import FileFormatError
-from pseudocoresets.progress import Progress, task
+from pseudocoresets.core.errors import FileFormatError
+from pseudocoresets.core.progress import Progress, task
 
 _GREY = ("1", "L", "LA")
 _DEEP = ("I", "F")

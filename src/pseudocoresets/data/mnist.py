@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pseudocoresets.core.progress import Progress
 from pseudocoresets.data.catalogue import DatasetEntry, require_file
 from pseudocoresets.data.dataset import Split
 from pseudocoresets.data.download import Source
 from pseudocoresets.data.idx import read_idx
-from pseudocoresets.progress import Progress
 
 _FILES = (
     "train-images-idx3-ubyte",

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pseudocoresets.errors import FileFormatError
+from pseudocoresets.core.errors import FileFormatError
 
 PIECE = 1 << 20
 _MARK = object()

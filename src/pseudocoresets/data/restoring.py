@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pseudocoresets.core.errors import DataUnavailableError, FileFormatError, InputError
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.transforms import (
     WHITENING_CHUNK,
@@ -21,7 +22,6 @@ from pseudocoresets.data.transforms import (
     fit_zca,
 )
 from pseudocoresets.data.zca_cache import cache_folder, fit_zca_once, kept_zca
-from pseudocoresets.errors import DataUnavailableError, FileFormatError, InputError
 
 SINGLE = torch.finfo(torch.float32).eps
 DOUBLE = torch.finfo(torch.float64).eps

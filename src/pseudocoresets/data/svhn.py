@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from pseudocoresets.core.errors import FileFormatError
+from pseudocoresets.core.progress import Progress
 from pseudocoresets.data.catalogue import DatasetEntry, require_file
 from pseudocoresets.data.dataset import Split
 from pseudocoresets.data.download import Source
-from pseudocoresets.errors import FileFormatError
-from pseudocoresets.progress import Progress
 
 
 def read_svhn(entry: DatasetEntry, root: Path, progress: Progress) -> tuple[Split, Split]:

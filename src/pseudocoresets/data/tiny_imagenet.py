@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pseudocoresets._io.files import read_tensors, write_tensors
+from pseudocoresets.core.errors import FileFormatError, InputError
+from pseudocoresets.core.progress import Progress
 from pseudocoresets.data.catalogue import DatasetEntry, require_file
 from pseudocoresets.data.dataset import Split
 from pseudocoresets.data.download import Source
 from pseudocoresets.data.images import decode_images
-from pseudocoresets.errors import FileFormatError, InputError
-from pseudocoresets.files import read_tensors, write_tensors
-from pseudocoresets.progress import Progress
 
 FOLDER = "tiny-imagenet-200"
 DECODED = "decoded.safetensors"

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from pseudocoresets.errors import FileFormatError, InputError
+from pseudocoresets.core.errors import FileFormatError, InputError
 
 ZCA_EPSILON = 0.1
 FLOAT_PIXEL_SLACK = 1e-3

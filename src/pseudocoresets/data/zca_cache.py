@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pseudocoresets._io.files import read_tensors, write_tensors
+from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.data.transforms import ZCA_EPSILON, InputTransform, WhiteningOrigin, fingerprint, fit_zca
-from pseudocoresets.errors import FileFormatError, InputError
-from pseudocoresets.files import read_tensors, write_tensors
 
 SMALLEST_KEPT = 1024
 """Values an image must have for its whitening to be worth keeping; smaller fits take well under a second."""

@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from pseudocoresets.data.dataset import Split
-from pseudocoresets.evaluation.diagnostics import Diagnostics, function_space_diagnostics
 from pseudocoresets.evaluation.metrics import (
     METRICS,
     Reliability,
@@ -18,7 +17,8 @@ from pseudocoresets.evaluation.metrics import (
     pooled_reliability,
     reliability,
 )
-from pseudocoresets.inference import PosteriorSamples
+from pseudocoresets.inference.sampling import PosteriorSamples
+from pseudocoresets.kernels.diagnostics import Diagnostics, function_space_diagnostics
 
 
 @dataclass(frozen=True)

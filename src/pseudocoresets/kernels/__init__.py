@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pseudocoresets.core.registry import Registry
 from pseudocoresets.kernels.adaptation import DualAveraging, WarmUp, adapt_step_size, warm_up, with_step_size
 from pseudocoresets.kernels.chain import Chain, advance, run_chain
 from pseudocoresets.kernels.hmc import HMC
@@ -16,7 +17,6 @@ from pseudocoresets.kernels.mala import MALA
 from pseudocoresets.kernels.nuts import NutsRun, sample_nuts
 from pseudocoresets.kernels.schedules import SCHEDULES, Constant, Cosine, Cyclical, Polynomial, Schedule, explores
 from pseudocoresets.kernels.sghmc import SGHMC
-from pseudocoresets.registry import Registry
 
 __all__ = [
     "HMC",

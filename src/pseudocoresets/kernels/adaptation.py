@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pseudocoresets.energy import Target
-from pseudocoresets.errors import DivergenceError, InputError
+from pseudocoresets.core.energy import Target
+from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.kernels.kernel import AnyKernel, is_adjusted, positive_step_size
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pseudocoresets.energy import FunctionTarget, Target
-from pseudocoresets.errors import DivergenceError
+from pseudocoresets.core.energy import FunctionTarget, Target
+from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.kernels.adaptation import with_step_size
 from pseudocoresets.kernels.kernel import AnyKernel, is_adjusted
 from pseudocoresets.kernels.schedules import Schedule, explores

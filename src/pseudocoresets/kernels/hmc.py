@@ -24,8 +24,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from pseudocoresets.energy import Target, potential_and_gradient
-from pseudocoresets.errors import InputError
+from pseudocoresets.core.energy import Target, potential_and_gradient
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.kernels.kernel import (
     Info,
     accept_or_reject,

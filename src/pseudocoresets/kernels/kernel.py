@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from pseudocoresets.energy import Target
-from pseudocoresets.errors import InputError
+from pseudocoresets.core.energy import Target
+from pseudocoresets.core.errors import InputError
 
 
 class Info(NamedTuple):

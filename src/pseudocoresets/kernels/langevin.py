@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from pseudocoresets.energy import Target, potential_and_gradient
+from pseudocoresets.core.energy import Target, potential_and_gradient
 from pseudocoresets.kernels.kernel import Info, normal_like, positive_step_size
 
 

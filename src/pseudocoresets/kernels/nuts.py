@@ -29,12 +29,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pseudocoresets.energy import Target, potential_and_gradient
-from pseudocoresets.errors import DivergenceError, InputError
+from pseudocoresets.core.energy import Target, potential_and_gradient
+from pseudocoresets.core.errors import DivergenceError, InputError
+from pseudocoresets.core.progress import Progress, Silent, task
+from pseudocoresets.core.seeds import derive_seed
 from pseudocoresets.kernels.adaptation import DualAveraging
 from pseudocoresets.kernels.kernel import positive_temperature
-from pseudocoresets.progress import Progress, Silent, task
-from pseudocoresets.seeds import derive_seed
 
 Vector: TypeAlias = NDArray[np.float64]
 MetricKind: TypeAlias = Literal["dense", "diagonal"]

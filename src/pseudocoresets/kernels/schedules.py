@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pseudocoresets.errors import InputError
-from pseudocoresets.registry import Registry
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.registry import Registry
 
 Schedule: TypeAlias = Callable[[int], float]
 """The factor on the step size at step t."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from pseudocoresets.posterior.approximation import find_mode, fit_gaussian
-from pseudocoresets.posterior.distances import Distances, posterior_distances
-from pseudocoresets.posterior.gaussian import Gaussian, kl_divergence
-from pseudocoresets.posterior.methods import METHODS
-from pseudocoresets.posterior.models import (
+from pseudocoresets.core.gaussian import Gaussian, kl_divergence
+from pseudocoresets.core.points import FullData, MemoryData, Points
+from pseudocoresets.evaluation.distances import Distances, posterior_distances
+from pseudocoresets.methods.posterior_problem import Method, PosteriorProblem
+from pseudocoresets.methods.solvers import METHODS
+from pseudocoresets.models.glm import (
     FunctionModel,
     GaussianMean,
     LinearRegression,
@@ -15,9 +16,8 @@ from pseudocoresets.posterior.models import (
     SmoothModel,
     SoftmaxRegression,
 )
-from pseudocoresets.posterior.points import FullData, MemoryData, WeightedPoints
-from pseudocoresets.posterior.problem import Method, PosteriorProblem
-from pseudocoresets.posterior.reference import (
+from pseudocoresets.sources.gaussian_fit import find_mode, fit_gaussian
+from pseudocoresets.sources.reference import (
     NutsPlan,
     PosteriorSample,
     gaussian_fit,
@@ -37,12 +37,12 @@ __all__ = [
     "MemoryData",
     "Method",
     "NutsPlan",
+    "Points",
     "PoissonRegression",
     "PosteriorProblem",
     "PosteriorSample",
     "SmoothModel",
     "SoftmaxRegression",
-    "WeightedPoints",
     "find_mode",
     "fit_gaussian",
     "gaussian_fit",

@@ -1,0 +1,27 @@
+"""``bpc report``: a run folder as one HTML page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    run_folder: Annotated[Path, typer.Argument(help="A folder that 'bpc run' wrote.", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where to write the page. Default: report.html in the folder.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a line.")] = False,
+) -> None:
+    """Write the report of a run: one HTML file that needs nothing else.
+
+    Example: bpc report runs/demo
+    """
+    from pseudocoresets._report import write_report
+
+    page = write_report(run_folder, out)
+    typer.echo(json.dumps({"report": str(page)}) if as_json else f"Wrote {page}")

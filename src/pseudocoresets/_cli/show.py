@@ -1,0 +1,35 @@
+"""``bpc show``: a coreset file as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pseudocoresets._cli import options as o
+
+
+def show(
+    coreset_file: Annotated[Path, typer.Argument(help="A coreset file (safetensors).", show_default=False)],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where to write the PNG. Default: beside the coreset file.", show_default=False),
+    ] = None,
+    data_dir: o.DataDir = Path("data"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a line.")] = False,
+) -> None:
+    """Write a picture of a coreset: one row a class, its name at the side, in true pixel space.
+
+    Example: bpc show c.safetensors --out c.png
+    """
+    from pseudocoresets.coreset import Coreset
+
+    picture = coreset_file.with_suffix(".png") if out is None else out
+    coreset = Coreset.load(coreset_file, data_dir=data_dir)
+    coreset.show(picture)
+    if as_json:
+        typer.echo(json.dumps({"picture": str(picture), "images": len(coreset)}))
+    else:
+        typer.echo(f"Wrote {picture}")

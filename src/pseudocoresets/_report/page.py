@@ -1,0 +1,254 @@
+"""From what a run left behind to the page: each section is one function of the run."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Mapping
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+from PIL import Image
+
+from pseudocoresets._io.files import write_text
+from pseudocoresets._report import charts
+from pseudocoresets._report.pictures import GAP, fitting_scale, image_block
+from pseudocoresets._report.results import average, result_groups, section
+from pseudocoresets._report.run_folder import CORESET_FILE, Run, read_run
+from pseudocoresets._report.wording import as_text, count_of, duration, flattened, number
+from pseudocoresets.coreset import Coreset, library_versions
+
+REPORT_FILE = "report.html"
+BLOCK_WIDTH = 340
+"""Two blocks of images of this many pixels stand side by side on a desktop."""
+PIXEL_BUDGET = 2_000_000
+"""Pixels shown of one set of images; beyond it, the page shows the first few of each class."""
+
+PROTOCOLS = {
+    "cold": "Chains start from a fresh random initialisation and see only the coreset.",
+    "point": "A network is trained on the coreset from scratch by SGD with momentum: a point estimate.",
+    "expert": "Chains start from the parameters of an expert that was trained on the full data.",
+}
+LEAK = (
+    "This protocol leaks the full data into the answer through the experts' parameters, where the chains "
+    "start. Its figures say something about the coreset only beside those of the control, which starts from "
+    "the same experts."
+)
+SNIPPET = f"""\
+from pseudocoresets.coreset import Coreset
+from torch.utils.data import DataLoader
+coreset = Coreset.load("{CORESET_FILE}")
+loader = DataLoader(coreset.dataset(), batch_size=64, shuffle=True)
+inputs = coreset.transform(images)
+"""
+POSTERIOR = {
+    "temperature": "Temperature",
+    "prior_scale": "Prior deviation",
+    "weights_sum": "Sum of the weights",
+    "data_size": "Size of the full data",
+    "sampler": "Sampler",
+    "step_size": "Step size",
+    "steps": "Steps",
+    "chains": "Chains",
+    "burn_in": "Share of steps before the first sample",
+    "samples": "Samples a chain",
+    "augment": "Augmented",
+    "mixed_kinds": "Each image its own kind of augmentation",
+    "augmentation": "Augmentation",
+    "seed": "Seed",
+}
+DIAGNOSTICS = {
+    "r_hat_max": "R-hat, largest",
+    "r_hat_median": "R-hat, median",
+    "ess_min": "Effective sample size, smallest",
+    "ess_median": "Effective sample size, median",
+}
+
+
+def write_report(run_folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
+    """Write the page of a run, by default as ``report.html`` in its folder, and return its path."""
+    path = Path(run_folder) / REPORT_FILE if out is None else Path(out)
+    write_text(path, render(read_run(run_folder)))
+    return path
+
+
+def render(run: Run) -> str:
+    """The page as text. It makes no outside request: styles, pictures and charts are inside."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    template = environment.from_string(_resource("page.html"))
+    return template.render(
+        style=Markup(_resource("page.css")),
+        title=f"Pseudo-coreset of {run.coreset.source}",
+        summary=_summary(run),
+        facts=_facts(run),
+        results=result_groups(run.metrics),
+        protocol=_protocol(run.metrics),
+        pictures=_pictures(run),
+        curves=_curves(run),
+        reliability=_reliability(run.metrics),
+        diagnostics=_diagnostics(run.metrics),
+        posterior=_posterior(run),
+        configuration=flattened(run.configuration or {}),
+        timings=_timings(run.metrics),
+        snippet=SNIPPET,
+        version=library_versions()["pseudocoresets"],
+    )
+
+
+def _summary(run: Run) -> str:
+    coreset, metrics = run.coreset, run.metrics
+    method = as_text(metrics.get("method", coreset.method))
+    sentence = (
+        f"{count_of(len(coreset), 'image')} by the method '{method}' "
+        f"{'stands' if len(coreset) == 1 else 'stand'} in for {coreset.data_size:,} real ones "
+        f"of {coreset.source}"
+    )
+    own, control = average(metrics, "accuracy"), average(section(metrics, "control"), "accuracy")
+    if own is None:
+        return sentence + "."
+    way = "starts from an expert" if metrics.get("protocol") == "expert" else "learns from them alone"
+    sentence += f": a {_network(run)} that {way} classifies {100 * own:.1f} % of the test data correctly"
+    if control is None:
+        return sentence + "."
+    return f"{sentence}, against {100 * control:.1f} % from as many random real images."
+
+
+def _network(run: Run) -> str:
+    recorded = run.coreset.network
+    return as_text(run.metrics.get("network") or (recorded.name if recorded else "network"))
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    coreset = run.coreset
+    channels, height, width = coreset.images.shape[1:]
+    images = f"{len(coreset)} of {width} × {height} × {channels}, {number(coreset.images_per_class)} a class"
+    size = (run.folder / CORESET_FILE).stat().st_size
+    return [
+        ("Data set", f"{coreset.source}, {count_of(len(coreset.classes), 'class', 'classes')}"),
+        ("Method", as_text(run.metrics.get("method", coreset.method))),
+        ("Images", images),
+        ("Network", _network(run)),
+        ("File", f"{CORESET_FILE}, {size / 1000:,.1f} kB"),
+        ("Seed", str(coreset.seed)),
+    ]
+
+
+def _protocol(metrics: Mapping[str, Any]) -> dict[str, str]:
+    name = as_text(metrics.get("protocol", "not recorded"))
+    return {"name": name, "meaning": PROTOCOLS.get(name, ""), "leak": LEAK if name == "expert" else ""}
+
+
+def _pictures(run: Run) -> dict[str, Any]:
+    coreset, initial = run.coreset, run.initial
+    size = coreset.images[0].numel() // coreset.images.shape[1] if len(coreset) else 1
+    shown = max(1, PIXEL_BUDGET // (size * len(coreset.classes)))
+    learned, before = _class_pictures(coreset, shown), _class_pictures(initial, shown) if initial else None
+    rows = [
+        {"name": name, "learned": learned[index], "initial": before[index] if before else None}
+        for index, name in enumerate(coreset.classes)
+    ]
+    pixels = coreset.to_pixels()
+    clipped = float(((pixels < 0) | (pixels > 1)).float().mean()) if len(coreset) else 0.0
+    most = max(coreset.hard_labels.bincount().tolist(), default=0)
+    return {
+        "rows": rows,
+        "has_initial": before is not None,
+        "clipped": f"{100 * clipped:.1f} %" if clipped else "",
+        "cut": f"the first {shown} of up to {most} images of each class" if most > shown else "",
+    }
+
+
+def _class_pictures(coreset: Coreset, shown: int) -> list[dict[str, Any] | None]:
+    """For each class the data URI of its images, or nothing where it has none."""
+    pixels, labels = coreset.to_pixels(), coreset.hard_labels
+    scale = fitting_scale(pixels)
+    columns = max(1, (BLOCK_WIDTH + GAP) // (pixels.shape[-1] * scale + GAP))
+    pictures: list[dict[str, Any] | None] = []
+    for index in range(len(coreset.classes)):
+        own = pixels[labels == index][:shown]
+        if len(own):
+            block = image_block(own, columns, scale)
+            size = {"width": block.width, "height": block.height}
+            pictures.append({"source": _data_uri(block), "count": count_of(len(own), "image"), **size})
+        else:
+            pictures.append(None)
+    return pictures
+
+
+def _data_uri(image: Image.Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def _curves(run: Run) -> list[dict[str, Any]]:
+    energies = [
+        charts.log_series("positive phase", "first", run.log, "positive"),
+        charts.log_series("negative phase", "second", run.log, "negative"),
+    ]
+    loss = [charts.log_series("loss", "third", run.log, "loss")]
+    drawings = [
+        ("Energy of both phases", "energy", energies),
+        ("Loss", "loss", loss),
+    ]
+    return [_curve(title, axis, [line for line in lines if line]) for title, axis, lines in drawings if any(lines)]
+
+
+def _curve(title: str, axis: str, lines: list[charts.Series]) -> dict[str, Any]:
+    ends = "; ".join(f"{line.name} from {number(line.points[0][1])} to {number(line.points[-1][1])}" for line in lines)
+    return {"title": title, "chart": charts.curves(title, ends, lines, axis), "ends": ends}
+
+
+def _reliability(metrics: Mapping[str, Any]) -> dict[str, Any] | None:
+    blocks = [
+        ("control", "second", section(section(metrics, "control"), "reliability")),
+        ("coreset", "first", section(metrics, "reliability")),
+    ]
+    lines = [charts.reliability_series(name, style, block) for name, style, block in blocks if block]
+    lines = [line for line in lines if line.points]
+    if not lines:
+        return None
+    title = "Reliability diagram"
+    about = "Accuracy against confidence in bins, for " + " and ".join(line.name for line in lines)
+    return {"chart": charts.reliability_diagram(title, about, lines)}
+
+
+def _diagnostics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    own, control = section(metrics, "diagnostics"), section(section(metrics, "control"), "diagnostics")
+    rows = [
+        (name, number(control.get(key)), number(own.get(key)))
+        for key, name in DIAGNOSTICS.items()
+        if key in own or key in control
+    ]
+    warnings = [("coreset", own.get("warning")), ("control", control.get("warning"))]
+    return {"rows": rows, "warnings": [(name, as_text(text)) for name, text in warnings if text]}
+
+
+def _posterior(run: Run) -> list[tuple[str, str]]:
+    recorded = dict(section(run.metrics, "posterior"))
+    recorded.setdefault("weights_sum", float(run.coreset.weights.sum()))
+    recorded.setdefault("data_size", run.coreset.data_size)
+    named = [(name, as_text(recorded.pop(key))) for key, name in POSTERIOR.items() if key in recorded]
+    return named + flattened(recorded)
+
+
+def _timings(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
+    timings = section(metrics, "timings")
+    rows = [(name.replace("_", " "), duration(seconds)) for name, seconds in timings.items()]
+    total = metrics.get("seconds")
+    return rows if total is None else [*rows, ("total", duration(total))]
+
+
+def _resource(name: str) -> str:
+    return package_files("pseudocoresets._report").joinpath(name).read_text(encoding="utf-8")

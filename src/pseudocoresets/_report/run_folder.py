@@ -1,0 +1,80 @@
+"""Reading what a run left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pseudocoresets._io.files import read_json
+from pseudocoresets.core.errors import FileFormatError, InputError
+from pseudocoresets.coreset import Coreset
+
+CONFIGURATION_FILE = "config.json"
+METRICS_FILE = "metrics.json"
+LOG_FILE = "log.jsonl"
+CORESET_FILE = "coreset.safetensors"
+INITIAL_FILE = "initial.safetensors"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: what was asked for, what came out, and how it went. Only the first three must be there."""
+
+    folder: Path
+    coreset: Coreset
+    metrics: dict[str, Any]
+    configuration: dict[str, Any] | None
+    initial: Coreset | None
+    log: list[dict[str, Any]]
+
+
+def read_run(folder: str | os.PathLike[str]) -> Run:
+    """Read a run folder; a file that is there must be whole."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise InputError(f"There is no run folder '{folder}'; name one that 'bpc run' wrote.")
+    for name in (METRICS_FILE, CORESET_FILE):
+        if not (folder / name).is_file():
+            raise FileFormatError(f"'{folder}' is not a finished run: it lacks {name}; run 'bpc run' to the end.")
+    configuration, initial, log = (folder / name for name in (CONFIGURATION_FILE, INITIAL_FILE, LOG_FILE))
+    return Run(
+        folder=folder,
+        coreset=Coreset.load(folder / CORESET_FILE),
+        metrics=_read_object(folder / METRICS_FILE),
+        configuration=_read_object(configuration) if configuration.is_file() else None,
+        initial=Coreset.load(initial) if initial.is_file() else None,
+        log=_read_log(log) if log.is_file() else [],
+    )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise FileFormatError(f"'{path}' holds the type {type(content).__name__} where a JSON object should be.")
+    return content
+
+
+def _read_log(path: Path) -> list[dict[str, Any]]:
+    """The records by iteration; of an iteration that was repeated after an interruption, the last.
+
+    A last line without an end is what a killed run leaves, so it is dropped.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"Cannot read '{path}': {error}.") from None
+    records: dict[int, dict[str, Any]] = {}
+    for number, line in enumerate(lines[:-1], start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            records[int(record["iteration"])] = record
+        except (ValueError, TypeError, KeyError):
+            raise FileFormatError(
+                f"Line {number} of '{path}' is not a JSON object with an iteration; restore the file from a copy."
+            ) from None
+    return [records[iteration] for iteration in sorted(records)]

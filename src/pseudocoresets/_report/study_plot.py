@@ -1,0 +1,48 @@
+"""Distance against coreset size, as a picture."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from pseudocoresets._io.files import replacing
+from pseudocoresets.methods.solvers import METHODS
+
+if TYPE_CHECKING:
+    from pseudocoresets.workflows.study import Study
+
+
+def save_plot(study: Study, path: str | os.PathLike[str]) -> None:
+    """KL against size beside the time to build against size; synthetic points in solid lines, real ones dashed."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    _distances(left, study)
+    _times(right, study)
+    figure.suptitle(f"{study.data.name}, {study.data.model_name}, n = {study.data.problem.data_size:,}")
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        FigureCanvasAgg(figure).print_png(file)
+
+
+def _distances(axes: Any, study: Study) -> None:
+    for method, sizes in study.medians("kl_full_coreset").items():
+        style = "-" if METHODS[method].synthetic else "--"
+        floored = [max(value, 1e-12) for value in sizes.values()]
+        axes.plot(list(sizes), floored, style, marker="o", label=method)
+    floor = max(study.noise_floor.kl_full_coreset, 1e-12)
+    axes.axhline(floor, color="grey", lw=1, label="two runs of the reference")
+    fit = " (Gaussian fits)" if study.noise_floor.gaussian_fit else ""
+    axes.set(xscale="log", yscale="log", xlabel="points", ylabel=f"KL(full || coreset){fit}")
+    axes.legend(fontsize=8)
+
+
+def _times(axes: Any, study: Study) -> None:
+    for method in dict.fromkeys(row.method for row in study.rows):
+        rows = [row for row in study.rows if row.method == method and row.distances is not None]
+        style = "-" if METHODS[method].synthetic else "--"
+        axes.plot([row.size for row in rows], [row.build_seconds for row in rows], style, marker="o", label=method)
+    axes.axhline(study.reference.seconds, color="grey", lw=1, label="NUTS on all data")
+    axes.set(xscale="log", yscale="log", xlabel="points", ylabel="seconds to build")
+    axes.legend(fontsize=8)

@@ -1,0 +1,155 @@
+"""Many gradient steps in one launch: a block of steps of several chains, captured as one CUDA graph.
+
+Chains that see the same images are computed as one wide network, so that small problems fill the chip and launch no
+more kernels than one chain does. Chains with images of their own run on streams of their own. The host only prepares
+the images of a block (augmented all at once) and replays the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.backends.fused.convnet import EnergyGradient, Layout
+from pseudocoresets.backends.fused.head import update
+from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.state import Rates
+from pseudocoresets.data.augmentation import Augmentation
+
+ROW_ALIGNMENT = 64
+
+
+class CapturedChains:
+    """``chains`` parameter sets, and blocks of ``steps`` steps on batches of ``images`` images.
+
+    ``shared``: all chains see the same images (a coreset); otherwise each has its own (experts).
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        image_shape: tuple[int, int, int],
+        chains: int,
+        images: int,
+        steps: int,
+        soft_labels: bool,
+        shared: bool,
+        device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self.chains, self.images, self.steps = chains, images, steps
+        self._layout = layout = layout.widened(chains) if shared else layout
+        self._rows = rows = 1 if shared else chains
+        self._theta, self._velocity, self._gradient = (
+            aligned_rows(rows, layout.size, device, torch.float32) for _ in range(3)
+        )
+        self._compact = aligned_rows(rows, layout.size, device, dtype)
+        channels, height, width = image_shape
+        self._x = torch.zeros(rows, steps, images, height, width, channels, device=device, dtype=dtype)
+        label_shape = (rows, steps, images, layout.classes) if soft_labels else (rows, steps, images)
+        self._y = torch.zeros(label_shape, device=device, dtype=torch.float32 if soft_labels else torch.int64)
+        self._factors = torch.zeros(rows, steps, images, device=device)
+        self._energies = torch.zeros(rows, steps, images * layout.chains, device=device)
+        self._rates = torch.zeros(steps, 4, device=device)
+        self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
+        self._workspaces = [EnergyGradient(layout, images, device, dtype) for _ in range(rows)]
+        self._streams = [torch.cuda.Stream(device) for _ in range(rows)]
+        self._graph = self._capture()
+
+    def set_position(self, theta: Tensor) -> None:
+        """Where the chains are, (chains, size) in the network's order; velocities start at zero."""
+        self._theta.copy_(theta.reshape(self._rows, -1)[:, self._layout.order])
+        self._compact.copy_(self._theta)
+        self._velocity.zero_()
+
+    def position(self) -> Tensor:
+        """A copy of where the chains are, in the network's order."""
+        return self._theta[:, self._layout.inverse].view(self.chains, -1)
+
+    def set_rates(self, rates: Rates | Sequence[Rates], decay: float = 0.0) -> None:
+        """How a block's steps go, all alike or each its own; the prior adds ``decay`` theta to the gradient."""
+        each = [rates] * self.steps if isinstance(rates, Rates) else rates
+        rows = [(rate.step_size, decay, rate.noise, rate.momentum) for rate in each]
+        self._rates.copy_(torch.tensor(rows, pin_memory=self._rates.is_cuda), non_blocking=True)
+
+    def set_labels(self, y: Tensor, factors: Tensor) -> None:
+        """Labels and factors w_i / n, broadcast over steps where they have none."""
+        self._y.copy_(y.expand_as(self._y))
+        self._factors.copy_(factors.expand_as(self._factors))
+
+    def run_block(self, x: Tensor, augmentation: Augmentation | None, randomness: Randomness) -> None:
+        """Take ``steps`` steps on images (sources, steps, images, channels, height, width)."""
+        self._fill(x, augmentation, randomness)
+        self._seeds.fill_(randomness.host.getrandbits(62))
+        self._graph.replay()
+
+    def _fill(self, x: Tensor, augmentation: Augmentation | None, randomness: Randomness) -> None:
+        if augmentation is not None:
+            x = augmentation.draw_steps(self.steps, x.shape[0] * x.shape[2], randomness)(x)
+        self._x.copy_(x.movedim(3, -1))
+
+    def _steps_of(self, row: int, steps: int) -> None:
+        for step in range(steps):
+            self._workspaces[row].accumulate(
+                self._theta[row],
+                self._compact[row],
+                self._x[row, step].movedim(-1, 1),
+                self._y[row, step],
+                self._factors[row, step],
+                self._gradient[row],
+                self._energies[row, step],
+            )
+            update(
+                self._theta[row],
+                self._velocity[row],
+                self._gradient[row],
+                self._compact[row],
+                self._rates[step],
+                self._seeds,
+                step * self._rows + row,
+            )
+
+    def _all_steps(self) -> None:
+        main = torch.cuda.current_stream()
+        for stream in self._streams:
+            stream.wait_stream(main)
+        for row, stream in enumerate(self._streams):
+            with torch.cuda.stream(stream):
+                self._steps_of(row, self.steps)
+        for stream in self._streams:
+            main.wait_stream(stream)
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        """Warm up one row after another, so that cuDNN times its algorithms undisturbed; capture them together."""
+        with cudnn_benchmark(), torch.no_grad():
+            warm_up = torch.cuda.Stream()
+            warm_up.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(warm_up):
+                for row in range(self._rows):
+                    self._steps_of(row, 1)
+            torch.cuda.current_stream().wait_stream(warm_up)
+            torch.cuda.synchronize()
+            self._gradient.zero_()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._all_steps()
+        return graph
+
+
+def aligned_rows(rows: int, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Zeros (rows, size) with aligned rows; cuDNN's fast convolutions need that of their weights."""
+    padded = -(-size // ROW_ALIGNMENT) * ROW_ALIGNMENT
+    return torch.zeros(rows, padded, device=device, dtype=dtype)[:, :size]
+
+
+class cudnn_benchmark:  # noqa: N801
+    """Let cuDNN try its algorithms for the shapes within the block."""
+
+    def __enter__(self) -> None:
+        self._before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True
+
+    def __exit__(self, *_: object) -> None:
+        torch.backends.cudnn.benchmark = self._before

@@ -1,0 +1,173 @@
+"""The coreset's descent and the adjoint of it, in blocks of steps that are one CUDA graph each.
+
+    v_{t+1}     = mu v_t + g(theta_t; x_t),      theta_{t+1} = theta_t - eta v_{t+1},      g = grad_theta U
+    q_t         = lambda_{t+1} + mu q_{t+1}
+    D_t[f]      = [f(theta_t + h q_t) - f(theta_t - h q_t)] / (2 h)
+    lambda_t    = lambda_{t+1} - eta D_t[g],     dL/dx_t = - eta D_t[grad_x U]
+
+and dL/dy_t like dL/dx_t, for soft labels. D_t is the derivative along the pull q_t by central differences, exact to
+second order in h: two gradients a step in place of second derivatives. Several chains see the same images, each with a
+lambda and an h of its own; dL/dx_t is their sum. All gradients of a step are computed as one wide network.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.backends.fused.chains import aligned_rows, cudnn_benchmark
+from pseudocoresets.backends.fused.convnet import EnergyGradient, Layout
+from pseudocoresets.backends.fused.costate import probe_places, pull_back, set_probes
+from pseudocoresets.backends.fused.head import update
+from pseudocoresets.core.state import Costate, Motion
+
+
+class BlockAdjoint(NamedTuple):
+    """What one block of the adjoint gives: lambda before it, dL/deta, and dL/dx_t and dL/dy_t for each of its steps."""
+
+    costate: Costate
+    images: Tensor
+    step_size: Tensor
+    labels: Tensor | None
+
+
+class CapturedTrajectory:
+    """Blocks of ``steps`` steps of ``chains`` parameter sets on the same ``images`` images, forwards and backwards."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        image_shape: tuple[int, int, int],
+        chains: int,
+        images: int,
+        steps: int,
+        soft_labels: bool,
+        device: torch.device,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self.steps = steps
+        wide, probes = layout.widened(chains), layout.widened(2 * chains)
+        self._layout = wide
+        self._places = probe_places(wide, probes)
+        channels, height, width = image_shape
+        float32 = torch.float32
+        self._theta, self._velocity, self._gradient, self._costate, self._pull = (
+            aligned_rows(1, wide.size, device, float32)[0] for _ in range(5)
+        )
+        self._compact = aligned_rows(1, wide.size, device, dtype)[0]
+        self._path = aligned_rows(steps + 1, wide.size, device, float32)
+        self._probes, self._slopes = (aligned_rows(1, probes.size, device, float32)[0] for _ in range(2))
+        self._compact_probes = aligned_rows(1, probes.size, device, dtype)[0]
+        self._x = torch.zeros(steps, images, height, width, channels, device=device, dtype=dtype)
+        self._dx = torch.zeros(steps, images, channels, height, width, device=device)
+        label_shape = (steps, images, layout.classes) if soft_labels else (steps, images)
+        self._y = torch.zeros(label_shape, device=device, dtype=float32 if soft_labels else torch.int64)
+        self._dy = torch.zeros_like(self._y) if soft_labels else None
+        self._factors = torch.zeros(steps, images, device=device)
+        self._energies = torch.zeros(images * 2 * chains, device=device)
+        self._rates, self._reaches = torch.zeros(4, device=device), torch.ones(2 * chains, device=device)
+        self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
+        self._dstep = torch.zeros((), device=device)
+        self._descent = EnergyGradient(wide, images, device, dtype)
+        self._difference = EnergyGradient(probes, images, device, dtype)
+        self._forwards, self._backwards = self._capture()
+
+    def set_rates(self, step_size: Tensor, decay: float, momentum: float = 0.0) -> None:
+        """The step size eta (on the device), the prior's decay, and mu."""
+        self._rates.zero_()
+        self._rates[0] = step_size.detach()
+        self._rates[1] = decay
+        self._rates[3] = momentum
+
+    def forwards(self, start: Motion, x: Tensor, y: Tensor, factors: Tensor) -> Motion:
+        """Chains after a block from ``start`` on images (steps, images, channels, height, width).
+
+        Labels and factors w_i / n are those of each step's images, (steps, images) and the classes of soft labels.
+        """
+        self._theta.copy_(start.position.flatten()[self._layout.order])
+        self._velocity.copy_(start.velocity.flatten()[self._layout.order])
+        self._compact.copy_(self._theta)
+        self._x.copy_(x.movedim(2, -1))
+        self._y.copy_(y)
+        self._factors.copy_(factors)
+        self._forwards.replay()
+        return Motion(self._in_order(self._theta, start.position), self._in_order(self._velocity, start.position))
+
+    def backwards(self, costate: Costate, reach: Tensor) -> BlockAdjoint:
+        """The adjoint of the block that ``forwards`` ran last, with an h = ``reach`` for each chain."""
+        self._costate.copy_(costate.position.flatten()[self._layout.order])
+        self._pull.copy_(costate.pull.flatten()[self._layout.order])
+        torch.cat([reach, -reach], out=self._reaches)
+        self._difference.signs.copy_(1 / (2 * self._reaches))
+        self._backwards.replay()
+        eta = self._rates[0]
+        labels = None if self._dy is None else self._dy * -eta
+        before = Costate(*(self._in_order(each, costate.position) for each in (self._costate, self._pull)))
+        return BlockAdjoint(before, self._dx * -eta, self._dstep.clone(), labels)
+
+    def _in_order(self, values: Tensor, like: Tensor) -> Tensor:
+        """A copy in the network's order."""
+        return values[self._layout.inverse].view_as(like)
+
+    def _step(self, step: int) -> None:
+        self._path[step].copy_(self._theta)
+        self._descent.accumulate(
+            self._theta,
+            self._compact,
+            self._images(step),
+            self._y[step],
+            self._factors[step],
+            self._gradient,
+            self._energies,
+        )
+        update(self._theta, self._velocity, self._gradient, self._compact, self._rates, self._seeds, step)
+
+    def _adjoint_step(self, step: int) -> None:
+        """One step back; ``_dx`` and ``_dy`` get what is still to be multiplied by -eta."""
+        theta, following = self._path[step], self._path[step + 1]
+        set_probes(theta, self._pull, self._reaches, self._places, self._probes, self._compact_probes, self._slopes)
+        self._difference.accumulate_both(
+            self._probes,
+            self._compact_probes,
+            self._images(step),
+            self._y[step],
+            self._factors[step],
+            self._slopes,
+            self._energies,
+            self._dx[step],
+        )
+        if self._dy is not None:
+            self._dy[step] = self._difference.label_gradient()
+        pull_back(theta, following, self._costate, self._pull, self._rates, self._slopes, self._places, self._dstep)
+
+    def _images(self, step: int) -> Tensor:
+        return self._x[step].movedim(-1, 1)
+
+    def _all_steps(self) -> None:
+        for step in range(self.steps):
+            self._step(step)
+        self._path[self.steps].copy_(self._theta)
+
+    def _all_adjoint_steps(self) -> None:
+        self._dstep.zero_()
+        for step in reversed(range(self.steps)):
+            self._adjoint_step(step)
+
+    def _capture(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
+        """Each after a run of one step that lets Triton compile and cuDNN choose."""
+        graphs = []
+        with cudnn_benchmark(), torch.no_grad():
+            for once, whole in ((self._step, self._all_steps), (self._adjoint_step, self._all_adjoint_steps)):
+                warm_up = torch.cuda.Stream()
+                warm_up.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(warm_up):
+                    once(0)
+                torch.cuda.current_stream().wait_stream(warm_up)
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    whole()
+                graphs.append(graph)
+        return graphs[0], graphs[1]

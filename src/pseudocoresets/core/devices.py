@@ -1,0 +1,74 @@
+"""Which device to compute on."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from collections.abc import Sequence
+from types import TracebackType
+
+import torch
+
+from pseudocoresets.core.errors import DeviceMemoryError, InputError
+
+SMALL_IMAGE = 16 * 16 * 3
+"""Values an image; on two cores, ten digits of 8 x 8 are slower on two threads than on one."""
+
+
+def resolve_device(device: str | torch.device = "auto") -> torch.device:
+    """``auto`` is the GPU where there is one."""
+    if str(device) == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        resolved = None
+    if resolved is None or resolved.type not in ("cpu", "cuda"):
+        raise InputError(f"The device must be auto, cpu or cuda; got '{device}'.")
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("There is no CUDA device here; use --device cpu, or auto.")
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"There are {torch.cuda.device_count()} CUDA devices here, counted from 0; got '{device}'.")
+    return resolved
+
+
+def fit_threads(shape: Sequence[int], small: int = SMALL_IMAGE) -> None:
+    """Compute on one thread where arrays are small: several spend more time waiting for one another than they save.
+
+    It changes torch's setting for the process, and leaves the choice to OMP_NUM_THREADS where that is set.
+    """
+    if "OMP_NUM_THREADS" not in os.environ and math.prod(shape) <= small:
+        torch.set_num_threads(1)
+
+
+class PeakMemory:
+    """The most memory used within a block: allocated on a GPU, resident in the process otherwise (its peak so far)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.bytes = 0
+
+    def __enter__(self) -> PeakMemory:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._device.type == "cuda":
+            self.bytes = torch.cuda.max_memory_allocated(self._device)
+        else:
+            self.bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def device_memory_error(doing: str, advice: str, error: torch.OutOfMemoryError) -> DeviceMemoryError:
+    """What was asked for, what there is, and what to change, in one sentence."""
+    figures = ""
+    if torch.cuda.is_available():
+        free, total = (value / 2**30 for value in torch.cuda.mem_get_info())
+        held = torch.cuda.memory_allocated() / 2**30
+        figures = f" ({held:.1f} GiB held here, {free:.1f} GiB free of {total:.1f} GiB)"
+    asked = str(error).split(". ")[0]
+    return DeviceMemoryError(f"The device has too little memory for {doing}{figures}; {advice}. [{asked}]")

@@ -1,0 +1,109 @@
+"""The one potential that everything else calls: likelihood, prior, weights and temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.core.errors import InputError
+
+
+class Model(Protocol):
+    """A likelihood per datum and a prior, for one parameter vector or a population of them."""
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        ...
+
+    def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """log p(y_i | x_i, theta): theta (size,) gives (m,); theta (chains, size) gives (chains, m)."""
+        ...
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        """log pi0(theta) up to a constant: theta (size,) gives (); theta (chains, size) gives (chains,)."""
+        ...
+
+
+class Target(Protocol):
+    """What a kernel samples: the density proportional to exp(-U(theta) / temperature)."""
+
+    @property
+    def temperature(self) -> float: ...
+
+    def potential(self, theta: Tensor) -> Tensor:
+        """U: theta (size,) gives (); theta (chains, size) gives (chains,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class FunctionTarget:
+    """A target given by any function U(theta)."""
+
+    potential: Callable[[Tensor], Tensor]
+    temperature: float = 1.0
+
+
+def potential_and_gradient(target: Target, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """U(theta) and its gradient, both without a graph; in closed form where the target offers that."""
+    closed_form = getattr(target, "potential_and_gradient", None)
+    if closed_form is not None:
+        values: tuple[Tensor, Tensor] = closed_form(theta)
+        return values
+    with torch.enable_grad():
+        theta = theta.detach().requires_grad_()
+        potential = target.potential(theta)
+        (gradient,) = torch.autograd.grad(potential.sum(), theta)
+    return potential.detach(), gradient
+
+
+@dataclass(frozen=True)
+class Energy:
+    """The posterior of a weighted data set, per datum of the full data.
+
+    E(x, theta)  = - sum_i w_i log p(y_i | x_i, theta)
+    U(theta)     = (E(x, theta) - log pi0(theta)) / n
+    posterior    = exp(-U / T),  T = temperature / n
+
+    Weights that sum to ``n``, the size of the full data, give a coreset the full data's weight against the prior;
+    ``temperature = 1`` is then the Bayes posterior, less is a cold one.
+    """
+
+    model: Model
+    data_size: int
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise InputError(f"The temperature must not be negative; got {self.temperature}.")
+
+    def per_datum(self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """E(x, theta) / n, one value for each parameter set."""
+        return -(weights * self.model.log_likelihood(theta, x, y)).sum(-1) / self.data_size
+
+    def potential(self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        """U(theta), one value for each parameter set."""
+        return self.per_datum(theta, x, y, weights) - self.model.log_prior(theta) / self.data_size
+
+    def target(
+        self, x: Tensor, y: Tensor, weights: Tensor, augment: Callable[[Tensor], Tensor] | None = None
+    ) -> FunctionTarget:
+        """The posterior of these points as a target for a kernel.
+
+        ``augment`` is applied to the points at each evaluation; drawing afresh each time makes the gradient stochastic.
+        """
+
+        def potential(theta: Tensor) -> Tensor:
+            seen = x if augment is None else augment(x)
+            return self.potential(theta, seen, y, weights)
+
+        return FunctionTarget(potential, self.temperature / self.data_size)
+
+
+def uniform_weights(points: int, data_size: int, device: str | torch.device = "cpu") -> Tensor:
+    """w_i = n / m: a coreset of ``points`` points that weighs as much as the full data."""
+    return torch.full((points,), data_size / points, device=device)

@@ -1,0 +1,130 @@
+"""Posteriors of weighted points as targets for the samplers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pseudocoresets.core.energy import Target, potential_and_gradient
+from pseudocoresets.core.gaussian import Gaussian
+from pseudocoresets.core.points import FullData, Points, unit_weights
+from pseudocoresets.models.glm import Array, LinearPredictorModel, SmoothModel
+
+LARGEST_COPIED = 2_000_000
+"""Numbers in a design matrix of which a whitened copy is made."""
+
+
+@dataclass(frozen=True)
+class _AutogradTarget:
+    """U(theta) = - sum_i w_i log p(y_i | x_i, theta) - log pi0(theta), at temperature one."""
+
+    model: SmoothModel
+    points: Points
+    temperature: float = 1.0
+
+    def potential(self, theta: Tensor) -> Tensor:
+        likelihood = self.model.log_likelihood(theta, self.points.x, self.points.y) @ self.points.weights
+        return -likelihood - self.model.log_prior(theta)
+
+
+@dataclass(frozen=True)
+class _ClosedFormTarget(_AutogradTarget):
+    """The same for models that know their gradient."""
+
+    model: Any
+
+    @torch.no_grad()
+    def potential_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        points = self.points
+        value, gradient = self.model.log_likelihood_and_gradient(theta, points.x, points.y, points.weights)
+        return -value - self.model.log_prior(theta), -gradient - self.model.log_prior_gradient(theta)
+
+
+def posterior_target(model: SmoothModel, points: Points) -> Target:
+    """The posterior of weighted points; its gradient is in closed form where the model has one."""
+    if hasattr(model, "log_likelihood_and_gradient"):
+        return _ClosedFormTarget(model, points)
+    return _AutogradTarget(model, points)
+
+
+def all_points(data: FullData) -> Points:
+    """The full data, read into memory, with weights of one."""
+    batches = list(data.batches())
+    x, y = torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+    return Points(x, y, unit_weights(x))
+
+
+def whitened_target(model: SmoothModel, points: Points, gaussian: Gaussian) -> WhitenedTarget:
+    """The posterior of weighted points in coordinates phi with theta = mu + L phi; the fastest form there is."""
+    if isinstance(model, LinearPredictorModel) and points.x.numel() <= LARGEST_COPIED:
+        return WhitenedPredictorTarget(model, points, gaussian)
+    return WhitenedTarget(posterior_target(model, points), gaussian)
+
+
+@dataclass(frozen=True)
+class WhitenedTarget:
+    """A target in coordinates phi with theta = mu + L phi, in which N(mu, L L^T) is standard."""
+
+    target: Target
+    gaussian: Gaussian
+
+    @property
+    def temperature(self) -> float:
+        return self.target.temperature
+
+    def theta(self, phi: Tensor) -> Tensor:
+        return self.gaussian.mean + phi @ self.gaussian.factor.T
+
+    def phi(self, theta: Tensor) -> Tensor:
+        """The coordinates of theta (count, size)."""
+        return torch.linalg.solve_triangular(self.gaussian.factor, (theta - self.gaussian.mean).T, upper=False).T
+
+    def potential(self, phi: Tensor) -> Tensor:
+        return self.target.potential(self.theta(phi))
+
+    def potential_and_gradient(self, phi: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = potential_and_gradient(self.target, self.theta(phi))
+        return value, gradient @ self.gaussian.factor
+
+
+class WhitenedPredictorTarget(WhitenedTarget):
+    """The same for a linear predictor with few points, in NumPy on the whitened design.
+
+    With eta = (X L) phi + X mu and the prior N(0, s^2 I), whose part of the potential is |mu + L phi|^2 / (2 s^2),
+        U(phi)      = phi . (A phi / 2 + b) - sum_i w_i log p(y_i | eta_i) + constant
+        grad U(phi) = A phi + b - (X L)^T (w * slope)
+    where A = L^T L / s^2, b = L^T mu / s^2, slope_i = d log p(y_i | eta_i) / d eta_i, and the constant is left out.
+    """
+
+    def __init__(self, model: LinearPredictorModel, points: Points, gaussian: Gaussian) -> None:
+        super().__init__(posterior_target(model, points), gaussian)
+        precision, factor, mean = model.prior_scale**-2, gaussian.factor.numpy(), gaussian.mean.numpy()
+        x, weights = points.x.double().numpy(), points.weights.double().numpy()
+        design = x @ factor
+        fields = {
+            "_density_and_slope": model.density_and_slope,
+            "_design": design,
+            "_weighted_design": weights[:, None] * design,
+            "_offset": x @ mean,
+            "_targets": points.y.double().numpy(),
+            "_weights": weights,
+            "_curvature": precision * factor.T @ factor,
+            "_pull": precision * factor.T @ mean,
+        }
+        self.__dict__.update(fields)
+
+    def potential_and_gradient_of_array(self, positions: Array) -> tuple[Array, Array]:
+        """U and its gradient at phi (count, size)."""
+        own: Any = self
+        value, slope = own._density_and_slope(positions @ own._design.T + own._offset, own._targets)
+        prior_gradient = positions @ own._curvature + own._pull
+        prior = 0.5 * np.einsum("ij,ij->i", positions, prior_gradient + own._pull)
+        return prior - value @ own._weights, prior_gradient - slope @ own._weighted_design
+
+    def potential_and_gradient(self, phi: Tensor) -> tuple[Tensor, Tensor]:
+        potential, gradient = self.potential_and_gradient_of_array(np.atleast_2d(phi.detach().numpy()))
+        return torch.from_numpy(potential).reshape(phi.shape[:-1]), torch.from_numpy(gradient).reshape(phi.shape)

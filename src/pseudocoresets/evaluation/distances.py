@@ -1,0 +1,118 @@
+"""How far a coreset's posterior is from the full one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.core.gaussian import Gaussian, kl_divergence
+from pseudocoresets.core.seeds import generator_for
+from pseudocoresets.models.glm import SmoothModel
+from pseudocoresets.sources.reference import PosteriorSample, finite_or_none
+
+SAMPLES_COMPARED = 1000
+"""Draws of each posterior that enter the distances between samples, evenly spaced."""
+
+
+@dataclass(frozen=True)
+class Distances:
+    """Distances between two posteriors, the full one first."""
+
+    kl_full_coreset: float
+    """KL(full || coreset), between Gaussian fits unless both posteriors are Gaussian."""
+    kl_coreset_full: float
+    mean_error: float
+    """|mean - mean_full| / |mean_full|"""
+    deviation_error: float
+    """|sd - sd_full| / |sd_full| over the parameters' standard deviations"""
+    mmd: float
+    """Maximum mean discrepancy, Gaussian kernel, in units of the full posterior"""
+    sliced_wasserstein: float
+    """Mean W2 over random directions, in units of the full posterior's standard deviation there"""
+    held_out_log_likelihood: float | None = None
+    """Mean log predictive density of held-out data under the coreset's posterior"""
+    gaussian_fit: bool = True
+    """Whether the two KL divergences rest on Gaussian fits."""
+
+    def as_json(self) -> dict[str, Any]:
+        fields = asdict(self)
+        return {k: finite_or_none(v) if isinstance(v, float) else v for k, v in fields.items()}
+
+
+def posterior_distances(
+    full: PosteriorSample,
+    coreset: PosteriorSample,
+    model: SmoothModel | None = None,
+    held_out: tuple[Tensor, Tensor] | None = None,
+    seed: int = 0,
+) -> Distances:
+    """All distances at once; samples are compared in coordinates in which the full posterior is about N(0, I)."""
+    first, second = full.gaussian, coreset.gaussian
+    full_draws, draws = (_whiten(first, thin(s.samples)) for s in (full, coreset))
+    predictive = None
+    if model is not None and held_out is not None:
+        predictive = log_predictive(model, thin(coreset.samples), *held_out)
+    return Distances(
+        float(kl_divergence(first, second)),
+        float(kl_divergence(second, first)),
+        float((second.mean - first.mean).norm() / first.mean.norm()),
+        float((second.standard_deviation - first.standard_deviation).norm() / first.standard_deviation.norm()),
+        maximum_mean_discrepancy(full_draws, draws),
+        sliced_wasserstein(full_draws, draws, seed=seed),
+        predictive,
+        not (full.exact and coreset.exact),
+    )
+
+
+def maximum_mean_discrepancy(first: Tensor, second: Tensor) -> float:
+    """sqrt(max(0, unbiased MMD^2)) with k(a, b) = exp(-|a - b|^2 / (2 size)), for samples (draws, size).
+
+    MMD^2 = mean_{i != j} k(a_i, a_j) + mean_{i != j} k(b_i, b_j) - 2 mean_{ij} k(a_i, b_j). The scale suits samples of
+    about unit variance, whose squared distances are near 2 size.
+    """
+    scale = 2.0 * first.shape[1]
+    within = sum(_mean_off_diagonal(torch.exp(-_squared_distances(one, one) / scale)) for one in (first, second))
+    across = float(torch.exp(-_squared_distances(first, second) / scale).mean())
+    return float(max(0.0, within - 2 * across)) ** 0.5
+
+
+def sliced_wasserstein(first: Tensor, second: Tensor, directions: int = 200, seed: int = 0) -> float:
+    """Root mean square over random unit directions of W2 between the projected samples."""
+    generator = generator_for(seed, "directions")
+    angles = torch.randn(first.shape[1], directions, generator=generator, dtype=first.dtype)
+    angles = angles / angles.norm(dim=0)
+    count = min(len(first), len(second))
+    grid = (torch.arange(count, dtype=first.dtype) + 0.5) / count
+    one, two = (torch.quantile(sample @ angles, grid, dim=0) for sample in (first, second))
+    return float((one - two).square().mean().sqrt())
+
+
+def log_predictive(model: SmoothModel, samples: Tensor, x: Tensor, y: Tensor) -> float:
+    """mean_i log mean_s p(y_i | x_i, theta_s)"""
+    with torch.no_grad():
+        values = torch.cat([model.log_likelihood(part, x, y) for part in samples.split(100)])
+    return float((torch.logsumexp(values, 0) - torch.log(torch.tensor(float(len(samples))))).mean())
+
+
+def thin(samples: Tensor, count: int = SAMPLES_COMPARED) -> Tensor:
+    """``count`` evenly spaced draws, or all if there are fewer."""
+    if len(samples) <= count:
+        return samples
+    return samples[torch.linspace(0, len(samples) - 1, count).round().long()]
+
+
+def _whiten(gaussian: Gaussian, samples: Tensor) -> Tensor:
+    return torch.linalg.solve_triangular(gaussian.factor, (samples - gaussian.mean).T, upper=False).T
+
+
+def _squared_distances(first: Tensor, second: Tensor) -> Tensor:
+    products = first @ second.T
+    return (first.square().sum(1)[:, None] + second.square().sum(1) - 2 * products).clamp_min(0)
+
+
+def _mean_off_diagonal(kernel: Tensor) -> float:
+    count = len(kernel)
+    return float((kernel.sum() - kernel.diagonal().sum()) / (count * (count - 1)))

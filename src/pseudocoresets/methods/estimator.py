@@ -1,0 +1,203 @@
+"""What several methods share: the coreset's descent, energies of many parameter sets, and gradients found piecewise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.points import Points
+from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.data.augmentation import Transformation
+from pseudocoresets.kernels import Langevin
+from pseudocoresets.methods.contrastive import perturbed, phase_difference
+from pseudocoresets.methods.method import Loss, Problem
+from pseudocoresets.sources.experts.store import Draw
+
+REAL_IMAGES_AT_ONCE = 256
+SMALLEST_PROBABILITY = 1e-30
+
+
+def draw_pairs(
+    problem: Problem, method: str, chains: int, max_start_epoch: int | None, expert_epochs: int, randomness: Randomness
+) -> Draw:
+    """Snapshots theta_s and theta_{s + ahead} of ``chains`` random experts."""
+    if problem.experts is None:
+        raise InputError(f"{method} needs experts; train some first.")
+    return problem.experts.draw(chains, max_start_epoch, expert_epochs, randomness)
+
+
+def descend(
+    points: Points, problem: Problem, start: Tensor, steps: int, step_size: float, randomness: Randomness
+) -> Tensor:
+    """theta <- theta - eta grad U(theta), ``steps`` times, each under its own augmentation; no graph.
+
+    It is the Langevin kernel at temperature zero: the coreset's gradient descent, which finds a mode near ``start``.
+    """
+    if steps == 0:
+        return start
+    return problem.run_chain(Langevin(step_size=step_size), start, points, steps, randomness, noisy=False)
+
+
+def gaussian_samples(centres: Tensor, count: int, sigma: float, randomness: Randomness) -> Tensor:
+    """``count`` samples of N(centre, sigma^2 I) for each of the centres (chains, size), as (chains * count, size)."""
+    return perturbed(centres.repeat_interleave(count, 0), sigma, randomness)
+
+
+def energy_difference(
+    points: Points, problem: Problem, positive: Tensor, negative: Tensor, randomness: Randomness, at_once: int
+) -> Loss:
+    """mean_j E(x, theta+_j) - mean_j E(x, theta-_j) per datum, with the gradient gathered ``at_once`` pairs at a time.
+
+    Each group of pairs has an augmentation of its own, the same for both of its terms. Memory is that of one group.
+    """
+    groups = list(zip(positive.split(at_once), negative.split(at_once), strict=True))
+    if len(groups) == 1:
+        return phase_difference(points, problem, positive, negative, randomness)
+    gatherer = GradientGatherer(points)
+    terms: dict[str, Tensor] = {}
+    for up, down in groups:
+        share = len(up) / len(positive)
+        loss = phase_difference(gatherer.points, problem, up, down, randomness)
+        gatherer.add(share * loss.value)
+        terms = {name: terms.get(name, 0.0) + share * value for name, value in loss.terms.items()}
+    return Loss(gatherer.total(), terms)
+
+
+class GradientGatherer:
+    """Adds up losses one after another, keeping only their values and gradients, never two graphs at once."""
+
+    def __init__(self, points: Points) -> None:
+        self._original = learned_tensors(points)
+        self.points = detached_leaves(points)
+        """A copy of the points for the losses to depend on."""
+        self._leaves = learned_tensors(self.points)
+        self._gradients = {name: torch.zeros_like(leaf) for name, leaf in self._leaves.items()}
+        self._value = points.x.new_zeros(())
+
+    def add(self, loss: Tensor) -> None:
+        """Add a loss that depends on ``points``; its graph is used up."""
+        gradients = torch.autograd.grad(loss, list(self._leaves.values()), allow_unused=True)
+        for name, gradient in zip(self._leaves, gradients, strict=True):
+            if gradient is not None:
+                self._gradients[name] += gradient
+        self._value = self._value + loss.detach()
+
+    def total(self, value: Tensor | None = None) -> Tensor:
+        """The sum of the losses as a function of the original points, or another value with that gradient."""
+        return with_gradient(self._value if value is None else value, self._original, self._gradients)
+
+
+def with_gradient(value: Tensor, inputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Tensor:
+    """A scalar of this value whose gradient in each of ``inputs`` is the given one."""
+    total = value.detach()
+    for name, tensor in inputs.items():
+        total = total + ((tensor - tensor.detach()) * gradients[name]).sum()
+    return total
+
+
+def learned_tensors(points: Points) -> dict[str, Tensor]:
+    """The tensors of the points that a gradient is wanted for."""
+    named = {"x": points.x, "y": points.y, "weights": points.weights} | {
+        "extra." + name: value for name, value in points.hyperparameters.items()
+    }
+    return {name: tensor for name, tensor in named.items() if tensor.requires_grad}
+
+
+def detached_leaves(points: Points) -> Points:
+    """The same points apart from any graph, asking for a gradient where the originals do."""
+
+    def leaf(tensor: Tensor) -> Tensor:
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+
+    return Points(
+        leaf(points.x),
+        leaf(points.y),
+        leaf(points.weights),
+        {name: leaf(value) for name, value in points.hyperparameters.items()},
+    )
+
+
+def covariance_loss(
+    points: Points,
+    problem: Problem,
+    samples: Tensor,
+    real_energies: Tensor,
+    scale: float,
+    randomness: Randomness,
+    at_once: int,
+    transformation: str | None = None,
+) -> Loss:
+    """(scale / 2) Var_s[ E(x, theta_s) / n - r_s ] over fixed samples theta_s, where r_s are ``real_energies``.
+
+    Its gradient is scale * Cov_s[ grad E / n, E / n - r ], the gradient of a reverse Kullback-Leibler divergence: both
+    factors are centred over the samples (centring one of them is the same), with the unbiased 1 / (S - 1).
+    The gradient is gathered ``at_once`` samples at a time. ``transformation`` names a kind of augmentation.
+    """
+    apply = _transformation_of_kind(problem, transformation, len(points.x), randomness)
+    fixed = points.detached()
+    with torch.no_grad():
+        seen = apply(fixed.x)
+        energies = torch.cat([problem.energies(group, seen, fixed) for group in samples.split(at_once)])
+    gap = energies - real_energies
+    centred = (gap - gap.mean()) / (len(samples) - 1)
+    gatherer = GradientGatherer(points)
+    for group, residual in zip(samples.split(at_once), centred.split(at_once), strict=True):
+        seen = apply(gatherer.points.x)
+        mine = problem.energies(group, seen, gatherer.points)
+        gatherer.add(scale * (residual * mine).sum())
+    value = gatherer.total(value=scale / 2 * gap.var())
+    return Loss(value, {"core": energies.mean(), "real": real_energies.mean()})
+
+
+def real_energies(
+    problem: Problem,
+    samples: Tensor,
+    batch_size: int,
+    randomness: Randomness,
+    at_once: int,
+    transformation: str | None = None,
+) -> Tensor:
+    """r_s = - mean over a batch of real data of log p(y | x, theta_s): (samples,), unbiased, without a graph."""
+    if problem.real_data is None:
+        raise InputError("This method needs the real data; give it to the problem.")
+    x, y = problem.real_data().batch(batch_size, randomness)
+    x = _transformation_of_kind(problem, transformation, len(x), randomness)(x)
+    with torch.no_grad():
+        return torch.cat([_mean_energy(problem, group, x, y) for group in samples.split(at_once)])
+
+
+def draw_kind(problem: Problem, wanted: bool, randomness: Randomness) -> str | None:
+    """A kind of augmentation for real and synthetic points alike, or none."""
+    if not wanted or problem.augmentation is None:
+        return None
+    return randomness.host.choice(problem.augmentation.kinds)
+
+
+def require_at_least(method: str, **bounds: tuple[float, float]) -> None:
+    """Raise unless each named value reaches its bound: ``steps=(value, least)``."""
+    wrong = [f"{name} >= {least:g} (got {value:g})" for name, (value, least) in bounds.items() if not value >= least]
+    if wrong:
+        raise InputError(f"{method} needs {', '.join(wrong)}.")
+
+
+def _mean_energy(problem: Problem, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    fast = problem.probabilities(thetas, x)
+    if fast is not None:
+        return -fast[:, torch.arange(len(y), device=y.device), y].clamp_min(SMALLEST_PROBABILITY).log().mean(-1)
+    total = torch.zeros(len(thetas), dtype=thetas.dtype, device=thetas.device)
+    for part in _parts(len(x), REAL_IMAGES_AT_ONCE):
+        total -= problem.energy.model.log_likelihood(thetas, x[part], y[part]).sum(-1)
+    return total / len(x)
+
+
+def _parts(count: int, size: int) -> Iterator[slice]:
+    return (slice(first, first + size) for first in range(0, count, size))
+
+
+def _transformation_of_kind(problem: Problem, kind: str | None, count: int, randomness: Randomness) -> Transformation:
+    if kind is None or problem.augmentation is None:
+        return lambda x: x
+    return problem.augmentation.draw_kind(kind, count, randomness.device)

@@ -1,0 +1,177 @@
+"""One forward for one parameter set or a population of them.
+
+A parameter set is a flat vector ``theta`` of shape ``(size,)``; a population has a leading chain dimension,
+``(chains, size)``. Kernels, experts and files then need not know what the parameters are parameters of.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.seeds import derive_seed
+
+Shape = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class NetworkSpec:
+    """All that is needed to build a network again: what experts and coresets record of it."""
+
+    name: str
+    shape: Shape
+    classes: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """As it is written on the command line: ``convnet:depth=3,width=128``."""
+        options = ",".join(f"{key}={value}" for key, value in self.options.items())
+        return f"{self.name}:{options}" if options else self.name
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "shape": list(self.shape),
+            "classes": self.classes,
+            "options": dict(self.options),
+        }
+
+
+@runtime_checkable
+class PopulationForward(Protocol):
+    """A module with a forward of its own for a population; the others get ``vmap``."""
+
+    def population_logits(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
+        """Class scores (chains, batch, classes); every parameter has a leading chain dimension."""
+        ...
+
+
+class Network:
+    """A classifier whose parameters are passed in, as one vector or as a population of vectors.
+
+    The module that ``build`` returns gives the architecture, the initialisation and the buffers; its own
+    parameters are never used. Layers that act differently in training and in evaluation, such as dropout, act
+    as in evaluation, because a posterior needs one likelihood.
+    """
+
+    def __init__(self, build: Callable[[], nn.Module], spec: NetworkSpec) -> None:
+        self.spec = spec
+        self._build = build
+        self.prototype = _seeded(build, 0).eval()
+        check_sampleable(self.prototype, spec)
+        self._layout = [(name, tuple(value.shape)) for name, value in self.prototype.named_parameters()]
+        self._sizes = [math.prod(shape) for _, shape in self._layout]
+        self.size = sum(self._sizes)
+        """Number of parameters."""
+        self._population = self.prototype if isinstance(self.prototype, PopulationForward) else None
+        self._on_device: dict[torch.device, nn.Module] = {}
+
+    @classmethod
+    def from_module(cls, build: Callable[[], nn.Module], shape: Shape, classes: int, name: str = "custom") -> Network:
+        """A network from any module of the user's; each call of ``build`` makes a freshly initialised one.
+
+        For a file to build it again by name, register its constructor: ``NETWORKS.add("mine", constructor)``.
+        """
+        return cls(build, NetworkSpec(name, shape, classes))
+
+    def initialise(self, seed: int, chains: int | None = None, device: str | torch.device = "cpu") -> Tensor:
+        """Parameters as the module's own initialisation draws them: ``(size,)``, or ``(chains, size)``."""
+        if chains is None:
+            return self.flatten(_seeded(self._build, seed)).to(device)
+        return torch.stack([self.initialise(derive_seed(seed, i)) for i in range(chains)]).to(device)
+
+    def logits(self, theta: Tensor, images: Tensor) -> Tensor:
+        """Class scores.
+
+        theta (size,), images (batch, ...)                                   -> (batch, classes)
+        theta (chains, size), images (batch, ...) or (chains, batch, ...)    -> (chains, batch, classes)
+        """
+        if theta.dim() == 1:
+            return self.logits(theta[None], images)[0]
+        if self._population is not None:
+            return self._population.population_logits(self.unflatten(theta), images)
+        if theta.shape[0] == 1:
+            return self._forward(theta[0], images[0] if images.dim() == 5 else images)[None]
+        images_dim = 0 if images.dim() == 5 else None
+        logits: Tensor = vmap(self._forward, in_dims=(0, images_dim))(theta, images)
+        return logits
+
+    def module(self, theta: Tensor) -> nn.Module:
+        """An ordinary module with these parameters, in evaluation mode, for use outside this library."""
+        module = copy.deepcopy(self.prototype)
+        module.load_state_dict(self.unflatten(theta.detach().cpu()), strict=False)
+        return module
+
+    def flatten(self, module: nn.Module) -> Tensor:
+        """The parameter vector of an ordinary module of this architecture."""
+        parameters = dict(module.named_parameters())
+        if [(name, tuple(parameter.shape)) for name, parameter in parameters.items()] != self._layout:
+            raise InputError(f"The module's parameters are not those of the network '{self.spec.name}'.")
+        return torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
+
+    def unflatten(self, theta: Tensor) -> dict[str, Tensor]:
+        """Views (..., *shape) of parameter vectors (..., size) under the module's own parameter names."""
+        if theta.shape[-1] != self.size:
+            raise InputError(
+                f"The network '{self.spec.name}' has {self.size:,} parameters; got vectors of {theta.shape[-1]:,}."
+            )
+        chains = theta.shape[:-1]
+        parts = torch.split(theta, self._sizes, dim=-1)
+        return {name: part.view(*chains, *shape) for (name, shape), part in zip(self._layout, parts, strict=True)}
+
+    def _forward(self, theta: Tensor, images: Tensor) -> Tensor:
+        module = self._module_on(images.device)
+        logits: Tensor = functional_call(module, self.unflatten(theta), (images,))
+        return logits
+
+    def _module_on(self, device: torch.device) -> nn.Module:
+        """The module with its buffers on ``device``; each device has its own copy, which nothing changes."""
+        if device not in self._on_device:
+            self._on_device[device] = copy.deepcopy(self.prototype).to(device)
+        return self._on_device[device]
+
+
+def check_sampleable(module: nn.Module, spec: NetworkSpec) -> None:
+    """Refuse a module that is not p(y | x, theta): one answer for an image, whatever else is in its batch."""
+    refuse_batch_statistics(module, spec.name)
+    images = torch.randn(2, *spec.shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        together, alone = module(images), module(images[:1])
+    if not isinstance(together, Tensor) or together.shape != (2, spec.classes):
+        got = tuple(together.shape) if isinstance(together, Tensor) else type(together).__name__
+        raise InputError(
+            f"The network '{spec.name}' must map images (batch, *{spec.shape}) to scores "
+            f"(batch, {spec.classes}); for two images it gave {got}."
+        )
+    if not torch.allclose(together[:1], alone, rtol=1e-3, atol=1e-3 * float(together.abs().max())):
+        raise InputError(
+            f"The network '{spec.name}' gives one image different scores at each call or in another batch, "
+            "so it has no posterior to sample; remove what depends on chance or on the rest of the batch."
+        )
+
+
+def refuse_batch_statistics(module: nn.Module, name: str) -> None:
+    """A posterior needs p(y | x, theta) to depend on x alone, not on other images, now or before."""
+    for layer in module.modules():
+        normalises = isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        tracks = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
+        if normalises or tracks:
+            raise InputError(
+                f"The network '{name}' normalises with batch statistics ({type(layer).__name__}), so its "
+                "likelihood of one image depends on the others and has no posterior to sample; use instance, "
+                "group or layer normalisation instead."
+            )
+
+
+def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()

@@ -1,7 +1,0 @@
-"""A run folder as one self-contained HTML page."""
-
-from __future__ import annotations
-
-from pseudocoresets.report.page import write_report
-
-__all__ = ["write_report"]

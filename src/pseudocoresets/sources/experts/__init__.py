@@ -1,0 +1,21 @@
+"""Trajectories of training on the full data, which stand for samples of its posterior."""
+
+from pseudocoresets.sources.experts.store import (
+    Draw,
+    Experts,
+    ExpertSettings,
+    ExpertStore,
+    load_experts,
+    require_experts_for,
+)
+from pseudocoresets.sources.experts.train import train_experts
+
+__all__ = [
+    "Draw",
+    "ExpertSettings",
+    "ExpertStore",
+    "Experts",
+    "load_experts",
+    "require_experts_for",
+    "train_experts",
+]

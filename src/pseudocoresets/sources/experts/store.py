@@ -1,0 +1,255 @@
+"""Expert trajectories on disk: one safetensors file each, read a snapshot at a time.
+
+A folder holds ``store.json`` (what the experts are) and ``expert-0000.safetensors``, ... with a tensor ``snapshots`` of
+shape (epochs + 1, parameters). Files are memory-mapped, so memory does not grow with the number of experts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pseudocoresets._io.files import make_folder, read_json, write_json, write_tensors
+from pseudocoresets.core.errors import FileFormatError, InputError
+from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.models.networks import Network, NetworkSpec, from_spec, spec_from_json
+
+FORMAT = "expert store"
+FORMAT_VERSION = 1
+_EXPERT_FILE = re.compile(r"expert-(\d{4,})\.safetensors")
+
+
+@dataclass(frozen=True)
+class ExpertSettings:
+    """How an expert is trained: SGD on the full data with differentiable augmentation."""
+
+    epochs: int = 50
+    batch_size: int = 256
+    learning_rate: float = 0.01
+    momentum: float = 0.0
+    augment: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1 or not self.learning_rate > 0:
+            raise InputError("Experts need at least one epoch, a batch of at least one, and a positive learning rate.")
+
+
+class Draw(NamedTuple):
+    """Pairs of snapshots of the same experts, each (count, parameters)."""
+
+    start: Tensor
+    later: Tensor
+    """``expert_epochs`` epochs after ``start``."""
+
+
+class Trajectory(Protocol):
+    """Snapshots of one expert: at the start and after each epoch."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, epoch: int) -> Tensor: ...
+
+
+class Experts:
+    """Trajectories of one network on one data set, from which constructions draw."""
+
+    def __init__(
+        self, network: Network, dataset: str, settings: ExpertSettings, trajectories: Sequence[Trajectory]
+    ) -> None:
+        self.network = network
+        self.dataset = dataset
+        self.settings = settings
+        self.trajectories = trajectories
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
+    @property
+    def epochs(self) -> int:
+        return self.settings.epochs
+
+    def snapshot(self, expert: int, epoch: int) -> Tensor:
+        """The parameters of one expert after ``epoch`` epochs; negative epochs count from the end."""
+        return self.trajectories[expert][range(self.epochs + 1)[epoch]]
+
+    def draw(self, count: int, max_start_epoch: int | None, expert_epochs: int, randomness: Randomness) -> Draw:
+        """``count`` random experts at a random epoch up to ``max_start_epoch``, and ``expert_epochs`` epochs later."""
+        last = self.epochs - expert_epochs
+        if last < 0:
+            raise InputError(
+                f"The experts have {self.epochs} epochs, fewer than expert_epochs = {expert_epochs}; "
+                "train longer or lower it."
+            )
+        last = last if max_start_epoch is None else min(last, max_start_epoch)
+        picks = [(randomness.host.randrange(len(self)), randomness.host.randint(0, last)) for _ in range(count)]
+        device = randomness.device.device
+        first = [self.snapshot(expert, epoch) for expert, epoch in picks]
+        start = _on_device(first, device)
+        if expert_epochs == 0:
+            return Draw(start, start)
+        later = [self.snapshot(expert, epoch + expert_epochs) for expert, epoch in picks]
+        if any(_same(*pair) for pair in zip(first, later, strict=True)):
+            raise InputError(
+                "An expert did not move between the two snapshots; draw them further apart with 'expert_epochs'."
+            )
+        return Draw(start, _on_device(later, device))
+
+
+class StoredTrajectory:
+    """One expert's file, memory-mapped."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._slice = safe_open(path, framework="pt").get_slice("snapshots")
+        except (SafetensorError, OSError) as error:
+            raise FileFormatError(
+                f"The expert '{path}' cannot be read ({error}); delete it and train it again."
+            ) from None
+
+    def __len__(self) -> int:
+        length: int = self._slice.get_shape()[0]
+        return length
+
+    def __getitem__(self, epoch: int) -> Tensor:
+        snapshot: Tensor = self._slice[epoch]
+        return snapshot
+
+
+class ExpertStore:
+    """A folder of experts that can be added to."""
+
+    def __init__(self, folder: Path, network: Network, dataset: str, settings: ExpertSettings) -> None:
+        self.folder = folder
+        self.network = network
+        self.dataset = dataset
+        self.settings = settings
+
+    @classmethod
+    def create_or_open(
+        cls, folder: str | os.PathLike[str], network: Network, dataset: str, settings: ExpertSettings
+    ) -> ExpertStore:
+        """The store in ``folder``, which must be of this kind of expert if it already is one."""
+        folder = make_folder(folder)
+        store = cls(folder, network, dataset, settings)
+        path = folder / "store.json"
+        if path.exists():
+            _require_same(folder, _read_description(folder), store._description())
+        else:
+            write_json(path, store._description())
+        return store
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> ExpertStore:
+        """An existing store."""
+        folder = Path(folder)
+        description = _read_description(folder)
+        try:
+            network = from_spec(spec_from_json(description["network"]))
+            settings = ExpertSettings(**description["settings"])
+            return cls(folder, network, description["dataset"], settings)
+        except (KeyError, TypeError, ValueError):
+            raise FileFormatError(f"'{folder}/store.json' is incomplete; train the experts again.") from None
+
+    def present(self) -> list[int]:
+        """Numbers of the experts that are here."""
+        names = (_EXPERT_FILE.fullmatch(path.name) for path in self.folder.glob("expert-*.safetensors"))
+        return sorted(int(name[1]) for name in names if name)
+
+    def missing(self, count: int) -> list[int]:
+        """Numbers of the experts still to be trained to have the first ``count``."""
+        present = set(self.present())
+        return [number for number in range(count) if number not in present]
+
+    def add(self, number: int, snapshots: Tensor) -> None:
+        """Store the trajectory (epochs + 1, parameters) of one expert."""
+        write_tensors(self._path(number), {"snapshots": snapshots}, {"expert": number})
+
+    def experts(self, count: int | None = None) -> Experts:
+        """The stored experts (the first ``count`` of them), for drawing."""
+        numbers = self.present()[:count]
+        if not numbers:
+            raise FileFormatError(
+                f"The experts folder '{self.folder}' is empty; train some with 'bpc experts --out {self.folder}'."
+            )
+        trajectories = [StoredTrajectory(self._path(number)) for number in numbers]
+        expected = self.settings.epochs + 1
+        for number, trajectory in zip(numbers, trajectories, strict=True):
+            if len(trajectory) != expected:
+                raise FileFormatError(
+                    f"Expert {number} in '{self.folder}' has {len(trajectory)} snapshots instead of {expected}; "
+                    "delete its file."
+                )
+        return Experts(self.network, self.dataset, self.settings, trajectories)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"expert-{number:04d}.safetensors"
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "dataset": self.dataset,
+            "network": self.network.spec.as_json(),
+            "settings": asdict(self.settings),
+        }
+
+
+def load_experts(folder: str | os.PathLike[str]) -> Experts:
+    """Experts for drawing, from a folder."""
+    return ExpertStore.open(folder).experts()
+
+
+def require_experts_for(experts: Experts, dataset: str, spec: NetworkSpec | None = None) -> None:
+    """Experts of another data set or network cannot stand for this one's posterior."""
+    if experts.dataset != dataset:
+        raise InputError(
+            f"These experts were trained on '{experts.dataset}', not on '{dataset}'; give the folder of experts for "
+            f"'{dataset}'."
+        )
+    if spec is not None and experts.network.spec != spec:
+        raise InputError(
+            f"These experts are of the network '{experts.network.spec}', not '{spec}'; "
+            "give the folder of experts of that network, or leave --network out."
+        )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Equality on the host, told from a few entries wherever they differ; a device is not waited for."""
+    return not one.is_cuda and torch.equal(one[:64], other[:64]) and torch.equal(one, other)
+
+
+def _on_device(snapshots: list[Tensor], device: torch.device) -> Tensor:
+    """Snapshots as one tensor on the device; the copy to a GPU goes on while the host does something else."""
+    if device.type != "cuda" or snapshots[0].is_cuda:
+        return torch.stack(snapshots).to(device)
+    pinned = torch.empty(len(snapshots), len(snapshots[0]), pin_memory=True)
+    return torch.stack(snapshots, out=pinned).to(device, non_blocking=True)
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    if not (folder / "store.json").is_file():
+        raise FileFormatError(f"There are no experts in '{folder}'; train some with 'bpc experts --out {folder}'.")
+    description = read_json(folder / "store.json")
+    if not isinstance(description, dict):
+        description = {}
+    if description.get("format") != FORMAT or description.get("version") != FORMAT_VERSION:
+        raise FileFormatError(f"'{folder}/store.json' does not describe experts that this library can read.")
+    return description
+
+
+def _require_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for key in ("dataset", "network", "settings"):
+        if found.get(key) != wanted[key]:
+            raise InputError(
+                f"The experts in '{folder}' were trained with another {key} ({found.get(key)}, not {wanted[key]}); "
+                "use another folder, or the same settings to add to this one."
+            )

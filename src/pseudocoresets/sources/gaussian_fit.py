@@ -1,0 +1,132 @@
+"""The Gaussian nearest to a posterior: what constructions know of the full posterior, at the price of a few passes.
+
+Among all Gaussians q = N(mu, S) it maximises the evidence lower bound
+
+    ELBO(q) = E_q[log p(y | x, theta) + log pi0(theta)] + entropy(q)
+
+whose stationary point is E_q[grad U] = 0, S^-1 = E_q[grad^2 U] (Opper & Archambeau 2009). It starts from the Laplace
+approximation at the mode. For a Gaussian posterior both are exact.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.core.errors import DivergenceError
+from pseudocoresets.core.gaussian import Gaussian, cholesky
+from pseudocoresets.core.points import FullData, Points, unit_weights
+from pseudocoresets.models.glm import Expectation, GaussianMean, LinearRegression, SmoothModel
+
+POINT_SCALE = 1e-4
+"""Standard deviation, in units of the prior's or a posterior's, of the Gaussian that stands for a single point."""
+
+
+@torch.no_grad()
+def expected_log_joint(model: SmoothModel, q: Gaussian, data: FullData | Points) -> Expectation:
+    """E_q of log-likelihood plus log-prior with two derivatives; one pass over the data."""
+    total = model.expected_log_prior(q)
+    if isinstance(data, Points):
+        return total + model.expected_log_likelihood(q, data.x, data.y, data.weights)
+    for x, y in data.batches():
+        total = total + model.expected_log_likelihood(q, x, y, unit_weights(x))
+    return total
+
+
+def find_mode(
+    model: SmoothModel, data: FullData | Points, start: Tensor, steps: int = 100, tolerance: float = 1e-10
+) -> Gaussian:
+    """The Laplace approximation: the mode, by damped Newton steps, and the inverse Hessian there.
+
+    theta <- theta - (H + damping I)^-1 grad U, with the damping raised until U falls; it ends when the Newton decrement
+    grad U^T H^-1 grad U / 2, which is about the distance to the minimum in nats, is below ``tolerance``.
+    """
+    point, damping = start, 0.0
+    here = expected_log_joint(model, _nearly_a_point(point), data)
+    for _ in range(steps):
+        step = _damped_step(-here.hessian, here.gradient, damping)
+        decrement = 0.5 * float(here.gradient @ step)
+        if damping == 0.0 and decrement < tolerance:
+            break
+        there = expected_log_joint(model, _nearly_a_point(point + step), data)
+        if bool(torch.isfinite(there.value)) and there.value > here.value - 1e-12 * here.value.abs():
+            point, here, damping = point + step, there, 0.0 if damping < 1e-3 else damping / 10
+        else:
+            damping = max(10 * damping, 1e-2 * float(here.hessian.diagonal().abs().mean()))
+            if damping > 1e12 * (1 + float(here.hessian.diagonal().abs().mean())):
+                break
+    return Gaussian.from_precision(point, -here.hessian)
+
+
+def fit_gaussian(
+    model: SmoothModel,
+    data: FullData | Points,
+    start: Gaussian | None = None,
+    steps: int = 50,
+    tolerance: float = 1e-9,
+) -> Gaussian:
+    """The Gaussian of largest ELBO; ``start`` saves the search for the mode.
+
+    S_new^-1 = (1 - t) S^-1 + t E_q[grad^2 U],  mu_new = mu - t S_new E_q[grad U],   t = 1, 1/2, ... till the ELBO rises
+    """
+    q = start
+    if isinstance(model, GaussianMean | LinearRegression):
+        return _exact(model, data)
+    if q is None:
+        origin = torch.zeros(model.size, dtype=torch.float64)
+        q = find_mode(model, data, origin)
+    here = expected_log_joint(model, q, data)
+    bound = here.value + q.entropy
+    for _ in range(steps):
+        proposal = _raise_bound(model, data, q, here, bound)
+        if proposal is None:
+            break
+        q, here, new_bound = proposal
+        gain, bound = float(new_bound - bound), new_bound
+        if gain < tolerance:
+            break
+    return q
+
+
+def _exact(model: SmoothModel, data: FullData | Points) -> Gaussian:
+    """The posterior of a model whose log-joint is quadratic in theta: one Newton step from anywhere."""
+    origin = torch.zeros(model.size, dtype=torch.float64)
+    here = expected_log_joint(model, _nearly_a_point(origin), data)
+    factor = cholesky(-here.hessian, "The posterior's precision")
+    return Gaussian(torch.cholesky_solve(here.gradient[:, None], factor)[:, 0], torch.cholesky_inverse(factor))
+
+
+def _raise_bound(
+    model: SmoothModel, data: FullData | Points, q: Gaussian, here: Expectation, bound: Tensor
+) -> tuple[Gaussian, Expectation, Tensor] | None:
+    precision = torch.cholesky_inverse(q.factor)
+    slack = 1e-12 * (1 + float(bound.abs()))
+    for halvings in range(12):
+        t = 0.5**halvings
+        try:
+            new_precision = (1 - t) * precision - t * here.hessian
+            covariance = torch.cholesky_inverse(cholesky(new_precision, "The posterior's curvature"))
+            proposal = Gaussian(q.mean + t * covariance @ here.gradient, covariance)
+            there = expected_log_joint(model, proposal, data)
+            new_bound = there.value + proposal.entropy
+        except DivergenceError:
+            continue
+        if bool(torch.isfinite(new_bound)) and new_bound >= bound - slack:
+            return proposal, there, new_bound
+    return None
+
+
+def _nearly_a_point(point: Tensor) -> Gaussian:
+    return Gaussian(point, POINT_SCALE**2 * torch.eye(len(point), dtype=point.dtype))
+
+
+def _damped_step(curvature: Tensor, gradient: Tensor, damping: float) -> Tensor:
+    """(curvature + damping I)^-1 gradient, with more damping where that is not positive definite."""
+    identity = torch.eye(len(gradient), dtype=gradient.dtype)
+    scale = float(curvature.diagonal().abs().mean()) + 1e-300
+    for _ in range(60):
+        factor, failed = torch.linalg.cholesky_ex(curvature + damping * identity)
+        if not bool(failed):
+            return torch.cholesky_solve(gradient[:, None], factor)[:, 0]
+        damping = max(10 * damping, 1e-6 * scale)
+    raise DivergenceError("The curvature of the posterior is not finite; check the data for values that are too large.")

@@ -1,0 +1,386 @@
+"""Speed and memory here, beside the reference formulation, in one run.
+
+The reference is the paper's Algorithm 1 as a plain PyTorch loop: an ordinary module, float32, autograd, one step after
+another. The floor of a step is the larger of its arithmetic over the measured matrix rate and its memory traffic over
+the measured bandwidth; both ceilings are measured first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pseudocoresets.construction.loop import ConstructionSettings, Learner, real_coreset
+from pseudocoresets.core.devices import PeakMemory, fit_threads, resolve_device
+from pseudocoresets.core.energy import Energy
+from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.data.augmentation import Augmentation, dsa
+from pseudocoresets.data.dataset import Dataset, Split
+from pseudocoresets.data.transforms import fit_normalisation
+from pseudocoresets.inference.sampling import sample_posterior
+from pseudocoresets.methods import ContrastiveDivergence, Problem
+from pseudocoresets.models.classifier import Classifier
+from pseudocoresets.models.networks import Network, build_network
+from pseudocoresets.sources.experts import Experts, ExpertSettings, ExpertStore, train_experts
+
+WARM_UP_ITERATIONS = 3
+DRAWING_ROUNDS = 7
+STORED_EPOCHS = 50
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the measured problems are: CIFAR-10's shapes on a GPU, the digits' on a CPU."""
+
+    shape: tuple[int, int, int]
+    network: str
+    train_images: int
+    test_images: int
+    steps: int
+    sizes: tuple[int, ...]
+    iterations: int
+    reference_iterations: int
+    sampling_steps: int
+    expert_batch: int
+
+
+GPU = Scale((3, 32, 32), "convnet:depth=3,width=128", 50_000, 10_000, 100, (1, 10, 50), 20, 20, 1000, 256)
+CPU = Scale((1, 8, 8), "convnet", 1300, 497, 30, (1, 10), 20, 20, 200, 256)
+MNIST_ON_CPU = Scale((1, 28, 28), "convnet:depth=3,width=128", 1300, 497, 50, (1,), 5, 3, 200, 256)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row: milliseconds (or images a second), the reference's, the floor, and peak memory."""
+
+    what: str
+    unit: str
+    ours: float
+    reference: float | None = None
+    floor: float | None = None
+    peak_memory: int | None = None
+    warm_up_seconds: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times better than the reference."""
+        if self.reference is None:
+            return None
+        return self.ours / self.reference if self.unit == "images/s" else self.reference / self.ours
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"ratio": self.ratio}
+
+
+def run_bench(device: str | torch.device = "auto") -> Iterator[Measurement]:
+    """Every measurement, one after another."""
+    device = resolve_device(device)
+    if device.type == "cpu":  # before the digits, which take one thread and keep it
+        larger = _Bench(MNIST_ON_CPU, device).construction(1)
+        yield replace(larger, what=f"MNIST, depth 3, width 128: {larger.what}")
+    scale = GPU if device.type == "cuda" else CPU
+    bench = _Bench(scale, device)
+    yield from bench.ceilings()
+    for ipc in scale.sizes:
+        yield bench.construction(ipc)
+    yield bench.construction(1, chains=8)
+    yield from bench.memory_against_steps()
+    yield bench.expert_training()
+    yield bench.evaluation(10)
+    yield from bench.snapshots()
+
+
+class _Bench:
+    def __init__(self, scale: Scale, device: torch.device) -> None:
+        self._scale = scale
+        self._device = device
+        fit_threads(scale.shape)
+        self._data = _synthetic(scale)
+        self._network = build_network(scale.network, scale.shape, 10)
+        self._flops, self._bandwidth = _matrix_rate(device), _copy_rate(device)
+        self._expert_rate = math.nan
+
+    def ceilings(self) -> Iterator[Measurement]:
+        yield Measurement("ceiling: matrix product", "TFLOP/s", self._flops / 1e12)
+        yield Measurement("ceiling: memory copy", "GB/s", self._bandwidth / 1e9)
+
+    def construction(self, ipc: int, chains: int = 1, steps: int | None = None) -> Measurement:
+        """One iteration of contrastive divergence: expert draw, chain, two energies, gradient, image step."""
+        steps = steps or self._scale.steps
+        images = 10 * ipc
+        began = time.monotonic()
+        step = self._iteration(ipc, chains, steps)
+        with PeakMemory(self._device) as memory:
+            step()
+            self._wait()
+            warm_up = time.monotonic() - began
+            if self._device.type == "cuda":
+                self._run_ahead(step)
+            ours = self._median(step, self._scale.iterations)
+        reference = None
+        if chains == 1 and steps == self._scale.steps:
+            reference = self._median(self._reference(images, steps), self._scale.reference_iterations)
+        return Measurement(
+            f"construction, ipc {ipc}, k = {steps}, N = {chains}",
+            "ms",
+            ours,
+            reference,
+            chains * steps * self._step_floor(images),
+            memory.bytes,
+            warm_up,
+        )
+
+    def memory_against_steps(self) -> Iterator[Measurement]:
+        """Peak memory must not grow with k."""
+        for steps in (10, 400) if self._device.type == "cuda" else (10, 100):
+            yield self.construction(1, steps=steps)
+
+    def expert_training(self) -> Measurement:
+        """Images a second of SGD with augmentation, after warm-up."""
+        scale, batch = self._scale, self._scale.expert_batch
+        began = time.monotonic()
+        train_experts(self._data, self._network, 4, epochs=1, batch_size=batch, population=4, device=self._device)
+        self._wait()
+        warm_up = time.monotonic() - began
+        epochs = 4 if self._device.type == "cuda" else 1
+        with PeakMemory(self._device) as memory:
+            began = time.monotonic()
+            train_experts(
+                self._data, self._network, 4, epochs=epochs, batch_size=batch, population=4, device=self._device
+            )
+            self._wait()
+        rate = self._expert_rate = 4 * epochs * scale.train_images / (time.monotonic() - began)
+        reference = batch / (self._median(self._reference(batch, 10), 5) / 10 * 1e-3)
+        return Measurement(
+            "experts, with augmentation",
+            "images/s",
+            rate,
+            reference,
+            batch / self._step_floor(batch) * 1e3,
+            memory.bytes,
+            warm_up,
+        )
+
+    def evaluation(self, ipc: int) -> Measurement:
+        """Cold evaluation: 5 chains, 20 samples each, predictions of the test data."""
+        settings = ConstructionSettings(ipc=ipc)
+        coreset = real_coreset(self._data, settings, self._network.spec, "random")
+
+        def once() -> None:
+            samples = sample_posterior(
+                coreset, chains=5, steps=self._scale.sampling_steps, samples=20, device=self._device
+            )
+            samples.predict(self._data.test.images)
+
+        began = time.monotonic()
+        once()
+        self._wait()
+        warm_up = time.monotonic() - began
+        with PeakMemory(self._device) as memory:
+            ours = self._median(once, 3 if self._device.type == "cuda" else 1)
+        floor = 5 * self._scale.sampling_steps * self._step_floor(10 * ipc)
+        what = f"cold evaluation, ipc {ipc}, 5 chains x {self._scale.sampling_steps} steps"
+        return Measurement(what, "ms", ours, None, floor, memory.bytes, warm_up)
+
+    def snapshots(self) -> Iterator[Measurement]:
+        """What drawing from a store costs an iteration, and what storing costs expert training, in percent.
+
+        The first is a small difference of two times, so they are measured in turn and compared round by round.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            store = ExpertStore.create_or_open(folder, self._network, "bench", ExpertSettings(epochs=STORED_EPOCHS))
+            trajectory = self._network.initialise(0, STORED_EPOCHS + 1)
+            began = time.monotonic()
+            store.add(0, trajectory)
+            storing = time.monotonic() - began
+            resident = self._random_experts(self._device)
+            iterations = [self._iteration(1, 1, self._scale.steps, experts) for experts in (resident, store.experts())]
+            repeats = self._scale.iterations
+            rounds = [[self._median(each, repeats) for each in iterations] for _ in range(DRAWING_ROUNDS)]
+        slower = statistics.median(stored / held - 1 for held, stored in rounds)
+        yield Measurement("drawing from a store, of an iteration", "%", 100 * slower)
+        snapshot = self._network.initialise(0, device=self._device)
+        copying = 1e-3 * self._median(lambda: snapshot.cpu(), self._scale.iterations) * (STORED_EPOCHS + 1)
+        training = STORED_EPOCHS * self._scale.train_images / self._expert_rate
+        yield Measurement(
+            f"storing {STORED_EPOCHS} epochs, of their training", "%", 100 * (storing + copying) / training
+        )
+
+    def _iteration(self, ipc: int, chains: int, steps: int, experts: Experts | None = None) -> Callable[[], None]:
+        settings = ConstructionSettings(ipc=ipc, learning_rate=1e-3)
+        method = ContrastiveDivergence(expert_epochs=1, max_start_epoch=None, chains=chains, steps=steps)
+        start = real_coreset(self._data, settings, self._network.spec, "cd")
+        learner = Learner(start, method, settings, self._device)
+        problem = Problem(
+            Energy(Classifier(self._network), self._scale.train_images),
+            experts=experts or self._random_experts(),
+            augmentation=dsa(flippable=True),
+        )
+        randomness = Randomness.for_purpose(0, "bench", device=self._device)
+        return lambda: learner.step(method, problem, randomness)
+
+    def _random_experts(self, device: str | torch.device = "cpu") -> Experts:
+        trajectories = [self._network.initialise(number, 3, device) for number in range(3)]
+        return Experts(self._network, "bench", ExpertSettings(epochs=2), trajectories)
+
+    def _reference(self, images: int, steps: int) -> Callable[[], None]:
+        return _ReferenceLoop(self._network, self._scale.shape, images, steps, dsa(flippable=True), self._device)
+
+    def _step_floor(self, images: int) -> float:
+        """Milliseconds of one gradient step: arithmetic or traffic, whichever is more."""
+        flops, traffic = step_cost(self._network, images, 2 if self._device.type == "cuda" else 4)
+        return 1e3 * max(flops / self._flops, traffic / self._bandwidth)
+
+    def _run_ahead(self, step: Callable[[], object]) -> None:
+        """As many calls as will be measured: a host that runs ahead of its device claims pinned memory at first."""
+        for _ in range(self._scale.iterations):
+            step()
+        self._wait()
+
+    def _median(self, call: Callable[[], object], repeats: int) -> float:
+        """Median milliseconds of a call, after warm-up; on a GPU, of calls that follow one another without waiting."""
+        for _ in range(min(WARM_UP_ITERATIONS, repeats)):
+            call()
+        if self._device.type == "cuda":
+            return self._median_on_gpu(call, repeats)
+        times = []
+        for _ in range(repeats):
+            self._wait()
+            began = time.perf_counter()
+            call()
+            self._wait()
+            times.append(1e3 * (time.perf_counter() - began))
+        return statistics.median(times)
+
+    def _median_on_gpu(self, call: Callable[[], object], repeats: int) -> float:
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+        marks[0].record()
+        for mark in marks[1:]:
+            call()
+            mark.record()
+        self._wait()
+        return statistics.median(before.elapsed_time(after) for before, after in itertools.pairwise(marks))
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+class _ReferenceLoop:
+    """Algorithm 1 as printed: one iteration of the plain loop, with Langevin noise of the right size."""
+
+    def __init__(
+        self,
+        network: Network,
+        shape: tuple[int, int, int],
+        images: int,
+        steps: int,
+        augmentation: Augmentation,
+        device: torch.device,
+    ) -> None:
+        self._module = network.module(network.initialise(0)).to(device)
+        self._start = [parameter.detach().clone() for parameter in self._module.parameters()]
+        self._images = torch.randn(images, *shape, device=device, requires_grad=True)
+        self._labels = torch.arange(images, device=device) % network.spec.classes
+        self._steps = steps
+        self._augmentation = augmentation
+        self._randomness = Randomness.for_purpose(0, "reference", device=device)
+
+    def __call__(self) -> None:
+        parameters = list(self._module.parameters())
+        with torch.no_grad():
+            for parameter, start in zip(parameters, self._start, strict=True):
+                parameter.copy_(start)
+        positive = self._energy(self._images)
+        for _ in range(self._steps):
+            gradients = torch.autograd.grad(self._energy(self._images.detach()), parameters)
+            with torch.no_grad():
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.sub_(0.01 * gradient - 6e-4 * torch.randn_like(parameter))
+        loss = positive.detach() - self._energy(self._images)
+        loss.backward()
+
+    def _energy(self, images: Tensor) -> Tensor:
+        seen = self._augmentation.draw(len(images), self._randomness)(images)
+        return F.cross_entropy(self._module(seen), self._labels)
+
+
+def step_cost(network: Network, images: int, bytes_per_value: int) -> tuple[float, float]:
+    """Floating-point operations and bytes of one gradient in the parameters.
+
+    Every convolution and product is counted once forward, once for its weights and, past the first layer, once for its
+    input; every activation is written once and read once in each direction.
+    """
+    flops = traffic = 0.0
+    x = torch.zeros(1, *network.spec.shape)
+    first = True
+    for layer in network.prototype.modules():
+        if list(layer.children()):
+            continue
+        inputs = x
+        x = layer(x)
+        weight = getattr(layer, "weight", None)
+        if weight is not None and weight.dim() >= 2:
+            outputs = x.numel() if weight.dim() == 2 else x[0, 0].numel() * weight.shape[0]
+            products = 2.0 * outputs * weight[0].numel()
+            flops += images * products * (2 if first else 3)
+            traffic += images * bytes_per_value * (2 * inputs.numel() + 4 * x.numel())
+            first = False
+    return flops, traffic + 16.0 * network.size
+
+
+def _synthetic(scale: Scale) -> Dataset:
+    """Random bytes in the shapes of real data: speed does not depend on what the pixels show."""
+    generator = torch.Generator().manual_seed(0)
+
+    def split(count: int) -> Split:
+        images = torch.randint(0, 256, (count, *scale.shape), generator=generator, dtype=torch.uint8)
+        return Split(images, torch.arange(count) % 10)
+
+    train = split(scale.train_images)
+    return Dataset(
+        name="bench",
+        train=train,
+        test=split(scale.test_images),
+        classes=tuple(str(label) for label in range(10)),
+        transform=fit_normalisation(train.images),
+    )
+
+
+def _matrix_rate(device: torch.device) -> float:
+    """Operations a second of a large product: bfloat16 on a GPU, float32 on a CPU."""
+    side, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    a = torch.randn(side, side, device=device).to(dtype)
+    seconds = _seconds(lambda: a @ a, device)
+    return 2 * side**3 / seconds
+
+
+def _copy_rate(device: torch.device) -> float:
+    """Bytes read and written a second by a large copy."""
+    count = 2**30 if device.type == "cuda" else 2**26
+    source = torch.ones(count, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * count / _seconds(lambda: target.copy_(source), device)
+
+
+def _seconds(call: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
+    for _ in range(3):
+        call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter() - began) / repeats

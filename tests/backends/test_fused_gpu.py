@@ -1,0 +1,250 @@
+"""The fast path on a GPU agrees with the plain one; run by ``make test-gpu`` on a machine with a CUDA device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from pseudocoresets.backends.fused import Accelerator, set_precision
+from pseudocoresets.construction.loop import ConstructionSettings, real_coreset, run_construction
+from pseudocoresets.core.energy import Energy, uniform_weights
+from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.state import at_rest
+from pseudocoresets.data import Dataset, load_dataset
+from pseudocoresets.data.augmentation import Augmentation, dsa
+from pseudocoresets.gradients import captured as captured_matching
+from pseudocoresets.gradients.adjoint import run_forwards
+from pseudocoresets.inference.sampling import sample_posterior
+from pseudocoresets.kernels import Langevin
+from pseudocoresets.methods import (
+    BPTT,
+    ContrastiveDivergence,
+    Points,
+    Problem,
+    RealData,
+    Wasserstein,
+)
+from pseudocoresets.methods.bptt import real_slopes
+from pseudocoresets.models.classifier import Classifier
+from pseudocoresets.models.networks import Network, build_network
+from pseudocoresets.sources.experts import train_experts
+from pseudocoresets.sources.experts.store import Draw
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+BFLOAT16_GRADIENT = 0.1
+"""Relative: bfloat16 keeps 8 bits, and autograd in bfloat16 itself is 0.06 to 0.08 away from float32 here."""
+STANDARD_ERRORS = 4
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_dataset("digits")
+
+
+@pytest.fixture
+def network() -> Network:
+    return build_network("convnet:depth=3,width=128", (3, 32, 32), 10)
+
+
+@pytest.fixture
+def points() -> Points:
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(20, 3, 32, 32, generator=generator, device="cuda")
+    return Points(x, torch.arange(20, device="cuda") % 10, uniform_weights(20, 1000, "cuda"))
+
+
+def problem_for(network: Network, enabled: bool, augmentation: Augmentation | None) -> Problem:
+    energy = Energy(Classifier(network), data_size=1000)
+    return Problem(energy, augmentation=augmentation, accelerator=Accelerator(enabled))
+
+
+def test_image_gradients_agree_to_rounding(network: Network, points: Points) -> None:
+    thetas = network.initialise(0, 3, "cuda")
+    gradients = []
+    for enabled in (False, True):
+        x = points.x.clone().requires_grad_()
+        energies = problem_for(network, enabled, None).energies(thetas, x, points)
+        weights = torch.tensor([1.0, -0.5, 2.0], device="cuda")
+        gradients.append(torch.autograd.grad((weights * energies).sum(), x)[0])
+    plain, fast = gradients
+    assert (fast - plain).norm() / plain.norm() < BFLOAT16_GRADIENT
+
+
+def test_slopes_of_real_data_agree_to_rounding(network: Network, points: Points) -> None:
+    thetas = network.initialise(0, 3, "cuda")
+    plain, fast = (real_slopes(problem_for(network, on, None), thetas, points.x, points.y) for on in (False, True))
+    assert ((fast.energies / plain.energies) - 1).abs().max() < BFLOAT16_GRADIENT
+    assert ((fast.slopes - plain.slopes).norm(dim=1) / plain.slopes.norm(dim=1)).max() < BFLOAT16_GRADIENT
+
+
+def test_one_noiseless_step_agrees_to_rounding(network: Network, points: Points) -> None:
+    start = network.initialise(0, 2, "cuda")
+    moves = []
+    for enabled in (False, True):
+        problem = problem_for(network, enabled, None)
+        randomness = Randomness.for_purpose(0, "step", device="cuda")
+        moves.append(problem.run_chain(Langevin(0.1), start, points, 1, randomness, noisy=False) - start)
+    plain, fast = moves
+    assert (fast - plain).norm() / plain.norm() < BFLOAT16_GRADIENT
+
+
+def test_scheduled_steps_agree_to_rounding(digits: Dataset) -> None:
+    """Six steps of SGHMC, nearly without noise, each with a step size of its own.
+
+    Two blocks, because a third would normalise 2 x 2 pixels: there autograd in bfloat16 itself is 0.14 away.
+    """
+    spec = build_network("convnet:depth=2,width=128", digits.shape, 10).spec
+    coreset = real_coreset(digits, ConstructionSettings(ipc=2), spec, "random")
+    settings = {"sampler": "sghmc", "schedule": "cosine", "steps": 6, "samples": 6, "burn_in": 0.0, "chains": 2}
+    paths = []
+    for precision in ("float32", "auto"):
+        set_precision(precision)
+        kept = sample_posterior(coreset, device="cuda", step_size=0.02, temperature=1e-12, augment=False, **settings)
+        paths.append(kept.parameters)
+    plain, fast = paths
+    length = plain.diff(dim=1).norm(dim=-1).sum(1)
+    assert ((fast - plain)[:, -1].norm(dim=-1) < BFLOAT16_GRADIENT * length).all()
+
+
+def test_noise_has_the_kernels_deviation(network: Network, points: Points) -> None:
+    start = network.initialise(0, 4, "cuda")
+    problem = problem_for(network, True, None)
+    ends = [
+        problem.run_chain(
+            Langevin(0.01), start, points, 1, Randomness.for_purpose(0, "noise", device="cuda"), noisy=noisy
+        )
+        for noisy in (True, False)
+    ]
+    noise = (ends[0] - ends[1]) / math.sqrt(2 * 0.01 / 1000)
+    count = noise.numel()
+    assert abs(float(noise.mean())) < STANDARD_ERRORS / math.sqrt(count)
+    assert abs(float(noise.std()) - 1) < STANDARD_ERRORS / math.sqrt(2 * count)
+    assert abs(float((noise[0] * noise[1]).mean())) < STANDARD_ERRORS / math.sqrt(network.size)
+
+
+def test_chain_statistics_agree_within_monte_carlo_error(network: Network, points: Points) -> None:
+    """Energy on the points after 60 augmented steps, over 16 chains each way."""
+    start = network.initialise(3, device="cuda").expand(16, -1).contiguous()
+    found = []
+    for enabled in (False, True):
+        problem = problem_for(network, enabled, dsa(flippable=True))
+        randomness = Randomness.for_purpose(1, "chain", enabled, device="cuda")
+        ends = torch.cat([problem.run_chain(Langevin(0.05), part, points, 60, randomness) for part in start.split(4)])
+        with torch.no_grad():
+            found.append(problem_for(network, False, None).energies(ends, points.x, points))
+    plain, fast = found
+    error = math.sqrt(float(plain.var() + fast.var()) / 16)
+    # Chains of one population share their augmentations, so that 4 populations, not 16 chains, are independent.
+    assert abs(float(plain.mean() - fast.mean())) < STANDARD_ERRORS * 2 * error
+
+
+@pytest.mark.parametrize(("steps", "images"), [(10, 20), (20, 500)])
+def test_matched_trajectories_agree_to_rounding(network: Network, steps: int, images: int) -> None:
+    """One block and several, against the same differences in float32."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = torch.randn(images, 3, 32, 32, generator=generator, device="cuda")
+    labels = torch.arange(images, device="cuda") % 10
+    start = network.initialise(0, 2, "cuda")
+    teacher = Points(
+        torch.randn(images, 3, 32, 32, generator=generator, device="cuda"), labels, torch.ones(images).cuda()
+    )
+    randomness = Randomness.for_purpose(0, "teacher", device="cuda")
+    later = problem_for(network, False, None).run_chain(
+        Langevin(0.1), start, teacher, 2 * steps, randomness, noisy=False
+    )
+    found = []
+    for enabled in (False, True):
+        leaf = x.clone().requires_grad_()
+        step_size = torch.tensor(0.05, device="cuda", requires_grad=True)
+        points = Points(leaf, labels, uniform_weights(images, 1000, "cuda"), {"step_size": step_size})
+        match = Wasserstein(steps=steps, chains=2, gradient="differences").match(
+            points,
+            problem_for(network, enabled, None),
+            Draw(start, later),
+            Randomness.for_purpose(0, "match", device="cuda"),
+        )
+        found.append((match.end.position, match.loss.detach(), *torch.autograd.grad(match.loss, [leaf, step_size])))
+    (plain_end, plain_loss, plain, plain_rate), (fast_end, fast_loss, fast, fast_rate) = found
+    assert (fast_end - plain_end).norm() / (plain_end - start).norm() < BFLOAT16_GRADIENT
+    assert abs(float(fast_loss / plain_loss) - 1) < BFLOAT16_GRADIENT
+    assert float((fast * plain).sum() / fast.norm() / plain.norm()) > 1 - BFLOAT16_GRADIENT
+    # The plain path's slope is a difference of two energies, the fast one's a product: each may be off by as much.
+    assert abs(float(fast_rate / plain_rate) - 1) < 2 * BFLOAT16_GRADIENT
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_windows_with_momentum_agree_to_rounding(
+    network: Network, points: Points, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two moving chains, over one block and over two, against the same differences in float32.
+
+    In bfloat16 by autograd the ends, velocities and gradients are 0.02 to 0.03 away; without the velocity at the start
+    the end is 0.2 away, and without momentum in the adjoint the gradient has a third of its norm.
+    """
+    steps, momentum, batch = 10, 0.9, 64
+    monkeypatch.setattr(captured_matching, "trajectory_block_length", lambda *_: steps // blocks)
+    generator = torch.Generator("cuda").manual_seed(1)
+    images = torch.randn(batch, 3, 32, 32, generator=generator, device="cuda")
+    real = RealData(images, torch.arange(batch, device="cuda") % 10, lambda x: x)
+    points = replace(points, hyperparameters={"step_size": torch.tensor(0.01, device="cuda")})
+    randomness = Randomness.for_purpose(0, "start", device="cuda")
+    cold = at_rest(network.initialise(0, 2, "cuda"))
+    start = run_forwards(points, problem_for(network, False, None), cold, 2, 0, randomness, momentum)
+    method = BPTT(steps=steps, windows=2, batch_size=batch, momentum=momentum)
+    found = []
+    for enabled in (False, True):
+        leaf = points.x.clone().requires_grad_()
+        step_size = points.hyperparameters["step_size"].clone().requires_grad_()
+        descent = method.descend(
+            replace(points, x=leaf, hyperparameters={"step_size": step_size}),
+            replace(problem_for(network, enabled, None), real_data=lambda: real),
+            start,
+            Randomness.for_purpose(0, "window", device="cuda"),
+        )
+        found.append((descent.end, descent.loss.detach(), *torch.autograd.grad(descent.loss, [leaf, step_size])))
+    (plain_end, plain_loss, plain, plain_rate), (fast_end, fast_loss, fast, fast_rate) = found
+    moved = (plain_end.position - start.position).norm()
+    assert (fast_end.position - plain_end.position).norm() / moved < BFLOAT16_GRADIENT
+    assert (fast_end.velocity - plain_end.velocity).norm() / plain_end.velocity.norm() < BFLOAT16_GRADIENT
+    assert abs(float(fast_loss / plain_loss) - 1) < BFLOAT16_GRADIENT
+    assert float((fast * plain).sum() / fast.norm() / plain.norm()) > 1 - BFLOAT16_GRADIENT
+    assert abs(float(fast.norm() / plain.norm()) - 1) < BFLOAT16_GRADIENT
+    # The real data's slopes, from which lambda comes, and the steps' own may each be off by as much.
+    assert abs(float(fast_rate / plain_rate) - 1) < 2 * BFLOAT16_GRADIENT
+
+
+def test_predictions_agree(network: Network, points: Points) -> None:
+    thetas = network.initialise(0, 2, "cuda")
+    fast = Accelerator().probabilities(network, thetas, points.x)
+    assert fast is not None
+    with torch.no_grad():
+        plain = torch.stack([F.softmax(network.logits(theta, points.x), -1) for theta in thetas])
+    assert (fast - plain).abs().max() < 0.02
+
+
+def test_experts_learn_the_same(digits: Dataset) -> None:
+    accuracies = []
+    for precision in ("float32", "auto"):
+        set_precision(precision)
+        network = build_network("convnet:width=32", digits.shape, 10)
+        experts = train_experts(digits, network, 2, epochs=15, batch_size=32, momentum=0.9, device="cuda")
+        inputs = digits.transform(digits.test.images)
+        for expert in range(2):
+            predicted = network.logits(experts.snapshot(expert, -1), inputs).argmax(-1)
+            accuracies.append(float((predicted == digits.test.labels).float().mean()))
+    assert min(accuracies) > 0.95, accuracies
+
+
+def test_a_coreset_is_constructed(digits: Dataset) -> None:
+    experts = train_experts(digits, "convnet", 2, epochs=4, batch_size=32, device="cuda")
+    made = run_construction(
+        digits, experts, "cd", ContrastiveDivergence(expert_epochs=2, steps=20), ConstructionSettings(iterations=20)
+    )
+    control = real_coreset(digits, ConstructionSettings(), experts.network.spec, "cd")
+    assert not torch.equal(made.coreset.images, control.images)
+    assert all(math.isfinite(row["loss"]) for row in made.history)

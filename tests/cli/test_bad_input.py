@@ -1,0 +1,374 @@
+"""Bad input from the command line: status 2, one sentence, no traceback, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import Invoke
+
+import pseudocoresets as pc
+from pseudocoresets._io.files import read_tensors, write_tensors
+from pseudocoresets.methods import ContrastiveDivergence
+from pseudocoresets.models.networks import build_network
+from pseudocoresets.sources.experts import ExpertSettings, ExpertStore
+
+
+def refused(bpc: Invoke, folder: Path, *arguments: Any) -> str:
+    """The one sentence with which the command refuses, having written nothing."""
+    before = files_below(folder)
+    result = bpc(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("Error: ")
+    assert lines[0].endswith((".", "?"))
+    assert files_below(folder) == before
+    return lines[0]
+
+
+def files_below(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() if path.is_file() else b"" for path in sorted(folder.rglob("*"))}
+
+
+# Names.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong", "nearest"),
+    [
+        (("run", "--dataset", "digit"), "data set named 'digit'", "digits"),
+        (("run", "--dataset", "cifar-10"), "data set named 'cifar-10'", "cifar10"),
+        (("compare", "--dataset", "digist"), "data set named 'digist'", "digits"),
+        (("experts", "--dataset", "minst"), "data set named 'minst'", "mnist"),
+        (("data", "info", "fashion"), "data set named 'fashion'", "fashion-mnist"),
+        (("run", "--method", "ccd"), "method named 'ccd'", "cd"),
+        (("run", "--method", "randm"), "method named 'randm'", "random"),
+        (("compare", "--methods", "cd,randon"), "method named 'randon'", "random"),
+        (("run", "--sampler", "langvin"), "sampler named 'langvin'", "langevin"),
+        (("compare", "--sampler", "hcm"), "sampler named 'hcm'", "hmc"),
+        (("run", "--schedule", "cyclic"), "schedule named 'cyclic'", "cyclical"),
+        (("run", "--network", "convnet3"), "network named 'convnet3'", "convnet"),
+        (("experts", "--network", "resnet"), "network named 'resnet'", "resnet18"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(
+    bpc: Invoke, tmp_path: Path, arguments: tuple[str, ...], wrong: str, nearest: str
+) -> None:
+    sentence = refused(bpc, tmp_path, *arguments)
+    assert wrong in sentence
+    assert f"Did you mean '{nearest}'?" in sentence
+
+
+@pytest.mark.parametrize(("method", "named"), [("cd", "cd"), ("bptt", "wasserstein")])
+def test_construct_says_who_needs_experts(bpc: Invoke, tmp_path: Path, method: str, named: str) -> None:
+    sentence = refused(bpc, tmp_path, "construct", "--out", "new/c.safetensors", "--method", method)
+    assert f"The method '{named}'" in sentence
+    assert "--experts" in sentence
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "nearest"),
+    [("--dataset", "digitz", "digits"), ("--method", "cdd", "cd"), ("--network", "mlpp", "mlp")],
+)
+def test_construct_names_the_nearest(
+    bpc: Invoke, tmp_path: Path, experts_folder: Path, option: str, value: str, nearest: str
+) -> None:
+    sentence = refused(
+        bpc, tmp_path, "construct", "--experts", experts_folder, "--out", "new/c.safetensors", option, value
+    )
+    assert f"Did you mean '{nearest}'?" in sentence
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "nearest"),
+    [("--dataset", "digitz", "digits"), ("--sampler", "sghcm", "sghmc"), ("--network", "convnt", "convnet")],
+)
+def test_evaluate_names_the_nearest(
+    bpc: Invoke, tmp_path: Path, coreset_file: Path, option: str, value: str, nearest: str
+) -> None:
+    assert f"Did you mean '{nearest}'?" in refused(bpc, tmp_path, "evaluate", coreset_file, option, value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--protocol", "warm", "cold, point, expert; got 'warm'"),
+        ("--preset", "slow", "quick, paper; got 'slow'"),
+        ("--device", "abacus", "auto, cpu or cuda; got 'abacus'"),
+        ("--network", "mlp:depht=2", "does not take these options"),
+        ("--network", "mlp:deep", "key=value"),
+        ("--iterations", "0", "at least one iteration"),
+        ("--learning-rate", "-1", "positive learning rate"),
+        ("--learning-rate", "nan", "positive learning rate"),
+        ("--momentum", "1", "between 0 and below 1"),
+        ("--averaging", "1", "between 0 and below 1"),
+        ("--annealing", "1.5", "from 0 to 1"),
+        ("--optimiser", "lion", "sgd, adam; got 'lion'"),
+        ("--expert-count", "0", "At least one expert"),
+        ("--epochs", "0", "at least one epoch"),
+        ("--chains", "0", "at least one chain"),
+        ("--sampling-steps", "10", "do not fit"),
+        ("--set", "expert_epochs", "--set NAME=VALUE"),
+        ("--set", "ahaed=1", "does not take these options"),
+        ("--set", "steps=2.5", "whole number"),
+        ("--set", "steps=0", "steps >= 1"),
+        ("--set", "kernel=hcm", "Did you mean 'hmc'"),
+    ],
+)
+def test_run_refuses_settings_before_it_begins(
+    bpc: Invoke, tmp_path: Path, option: str, value: str, sentence: str
+) -> None:
+    assert sentence in refused(bpc, tmp_path, "run", option, value)
+
+
+# Images per class.
+
+
+@pytest.mark.parametrize("ipc", [0, -1, 1000])
+@pytest.mark.parametrize("command", ["run", "construct", "compare"])
+def test_impossible_numbers_of_images_are_refused(
+    bpc: Invoke, tmp_path: Path, experts_folder: Path, command: str, ipc: int
+) -> None:
+    extra = ("--experts", experts_folder, "--out", "c.safetensors") if command == "construct" else ()
+    sentence = refused(bpc, tmp_path, command, "--ipc", ipc, *extra)
+    assert f"got {ipc}" in sentence
+    assert "Images per class must" in sentence
+
+
+# Coreset files.
+
+
+def truncated(source: Path, out: Path) -> None:
+    out.write_bytes(source.read_bytes()[:-200])
+
+
+def not_safetensors(source: Path, out: Path) -> None:
+    out.write_text("images, labels and weights")
+
+
+def empty(source: Path, out: Path) -> None:
+    out.write_bytes(b"")
+
+
+def of_another_version(source: Path, out: Path) -> None:
+    tensors, document = read_tensors(source)
+    write_tensors(out, tensors, document | {"version": 99})
+
+
+def of_another_kind(source: Path, out: Path) -> None:
+    write_tensors(out, {"snapshots": torch.zeros(2, 3)}, {"expert": 0})
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (truncated, "not a complete safetensors file"),
+        (not_safetensors, "not a complete safetensors file"),
+        (empty, "not a complete safetensors file"),
+        (of_another_version, "format version 99, but this library reads versions 1 and 2"),
+        (of_another_kind, "not a coreset file"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+@pytest.mark.parametrize("command", ["evaluate", "show", "construct"])
+def test_files_that_are_no_coresets_are_refused(
+    bpc: Invoke,
+    tmp_path: Path,
+    coreset_file: Path,
+    experts_folder: Path,
+    command: str,
+    damage: Callable[[Path, Path], None],
+    sentence: str,
+) -> None:
+    bad = tmp_path / "bad.safetensors"
+    damage(coreset_file, bad)
+    arguments = {
+        "evaluate": (bad,),
+        "show": (bad, "--out", "c.png"),
+        "construct": ("--experts", experts_folder, "--out", "c.safetensors", "--initial", bad),
+    }[command]
+    found = refused(bpc, tmp_path, command, *arguments)
+    assert sentence in found
+    assert "bad.safetensors" in found
+
+
+@pytest.mark.parametrize("command", ["evaluate", "show", "report"])
+def test_missing_files_are_refused(bpc: Invoke, tmp_path: Path, command: str) -> None:
+    assert "missing" in refused(bpc, tmp_path, command, "missing")
+
+
+@pytest.mark.parametrize("dataset", ["mnist", "cifar10"])
+def test_a_coreset_of_another_shape_is_refused_before_anything_is_fetched(
+    bpc: Invoke, tmp_path: Path, coreset_file: Path, dataset: str
+) -> None:
+    sentence = refused(bpc, tmp_path, "evaluate", coreset_file, "--dataset", dataset)
+    assert "(1, 8, 8) in 10 classes" in sentence
+    assert "choose the data set that it was made from" in sentence
+
+
+def test_a_start_of_another_shape_is_refused(
+    bpc: Invoke, tmp_path: Path, coreset_file: Path, experts_folder: Path
+) -> None:
+    tensors, document = read_tensors(coreset_file)
+    write_tensors(tmp_path / "other.safetensors", tensors | {"images": torch.zeros(10, 1, 28, 28)}, document)
+    sentence = refused(
+        *(bpc, tmp_path, "construct", "--experts", experts_folder),
+        *("--out", "c.safetensors", "--initial", "other.safetensors"),
+    )
+    assert "(1, 28, 28)" in sentence
+
+
+# Experts.
+
+
+def test_experts_that_cannot_be_used_are_refused(bpc: Invoke, tmp_path: Path, experts_folder: Path) -> None:
+    out = ("--out", "c.safetensors")
+    assert "no experts in 'missing'" in refused(bpc, tmp_path, "construct", "--experts", "missing", *out)
+    (tmp_path / "empty").mkdir()
+    assert "no experts in 'empty'" in refused(bpc, tmp_path, "construct", "--experts", "empty", *out)
+    ExpertStore.create_or_open("begun", build_network("mlp", (1, 8, 8), 10), "digits", ExpertSettings())
+    assert "'begun' is empty" in refused(bpc, tmp_path, "construct", "--experts", "begun", *out)
+    sentence = refused(bpc, tmp_path, "construct", "--experts", experts_folder, "--network", "convnet", *out)
+    assert "of the network 'mlp:depth=1,width=32', not 'convnet'" in sentence
+    sentence = refused(bpc, tmp_path, "run", "--experts", experts_folder, "--network", "convnet")
+    assert "trained with another network" in sentence
+    sentence = refused(bpc, tmp_path, "experts", "--out", experts_folder, "--network", "convnet")
+    assert "trained with another network" in sentence
+
+
+def test_experts_of_another_data_set_are_refused(bpc: Invoke, tmp_path: Path, experts_folder: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in experts_folder.iterdir():
+        (other / path.name).write_bytes(path.read_bytes())
+    description = json.loads((other / "store.json").read_text())
+    (other / "store.json").write_text(json.dumps(description | {"dataset": "mnist"}))
+    sentence = refused(bpc, tmp_path, "construct", "--experts", "other", "--out", "c.safetensors")
+    assert "trained on 'mnist', not on 'digits'" in sentence
+
+
+def test_the_expert_protocol_needs_experts_of_the_network(
+    bpc: Invoke, tmp_path: Path, coreset_file: Path, experts_folder: Path
+) -> None:
+    assert "give their folder" in refused(bpc, tmp_path, "evaluate", coreset_file, "--protocol", "expert")
+    sentence = refused(
+        *(bpc, tmp_path, "evaluate", coreset_file, "--protocol", "expert"),
+        *("--experts", experts_folder, "--network", "convnet"),
+    )
+    assert "another network" in sentence
+
+
+# Places that cannot be written.
+
+
+@pytest.mark.parametrize("place", ["file/below", "file", "/proc/below"])
+@pytest.mark.parametrize("command", ["construct", "experts", "run", "compare", "evaluate", "show"])
+def test_places_that_cannot_be_written_are_refused_before_the_work(
+    bpc: Invoke,
+    tmp_path: Path,
+    experts_folder: Path,
+    coreset_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    place: str,
+) -> None:
+    """Below a file, or where not even root may create anything. Long work would be an error of its own here."""
+    (tmp_path / "file").write_text("a file where a folder is wanted")
+    monkeypatch.setattr("pseudocoresets.sources.experts.train._Trainer.train", _too_late)
+    monkeypatch.setattr(ContrastiveDivergence, "loss", _too_late)
+    monkeypatch.setattr("pseudocoresets.workflows.run.sample_posterior", _too_late)
+    folder_wanted = command in ("experts", "run", "compare")
+    out = place if folder_wanted else f"{place}/out.png"
+    arguments = {
+        "construct": ("--experts", experts_folder, "--out", out),
+        "experts": ("--out", out),
+        "run": ("--out", out),
+        "compare": ("--out", out),
+        "evaluate": (coreset_file, "--out", out),
+        "show": (coreset_file, "--out", out),
+    }[command]
+    sentence = refused(bpc, tmp_path, command, *arguments)
+    assert "Choose a folder you may write to." in sentence
+
+
+def _too_late(*values: Any, **options: Any) -> None:
+    raise AssertionError("the work began before the output was tried")
+
+
+def test_a_folder_in_place_of_a_file_is_refused(bpc: Invoke, tmp_path: Path, experts_folder: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    sentence = refused(bpc, tmp_path, "construct", "--experts", experts_folder, "--out", "folder")
+    assert "give the name of a file" in sentence
+
+
+# Divergence.
+
+
+@pytest.mark.parametrize("rate", ["1e30", "1e6"])
+def test_a_diverging_construction_keeps_the_last_good_coreset(
+    bpc: Invoke, tmp_path: Path, experts_folder: Path, digits: pc.Dataset, rate: str
+) -> None:
+    command = ("construct", "--experts", experts_folder, "--out", "c.safetensors", "--device", "cpu")
+    quick = ("--iterations", 20, "--set", "steps=2", "--set", "expert_epochs=2")
+    result = bpc(*command, *quick, "--learning-rate", rate)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    stopped, sentence = result.stderr.splitlines()
+    assert stopped == "coreset by cd: stopped at 10/20"
+    assert sentence.startswith("Error: The energy diverged by iteration 10")
+    assert "lower the learning rate of the images" in sentence
+    assert "'c.last-good.safetensors'" in sentence
+    assert [path.name for path in tmp_path.iterdir()] == ["c.last-good.safetensors"]
+    kept = pc.Coreset.load(tmp_path / "c.last-good.safetensors")
+    assert bool(torch.isfinite(kept.images).all())
+    again = bpc(*command, *quick, "--learning-rate", "1", "--initial", "c.last-good.safetensors")
+    assert again.exit_code == 0, again.stderr
+
+
+def test_diverging_experts_are_not_stored(bpc: Invoke, tmp_path: Path) -> None:
+    result = bpc("experts", "--learning-rate", "1e30", "--epochs", 1, "--network", "mlp", "--out", "e")
+    assert result.exit_code == 2
+    assert "lower it" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+    assert [path.name for path in (tmp_path / "e").iterdir()] == ["store.json"]
+
+
+def test_a_damaged_checkpoint_is_refused(bpc: Invoke, tmp_path: Path, experts_folder: Path) -> None:
+    (tmp_path / "c.checkpoint").write_text("not a checkpoint")
+    sentence = refused(bpc, tmp_path, "construct", "--experts", experts_folder, "--out", "c.safetensors")
+    assert "c.checkpoint" in sentence
+
+
+# What the parser itself refuses.
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--ipc", "one"),
+        ("run", "--seed", "1.5"),
+        ("run", "--learning-rate", "fast"),
+        ("run", "--nonsense"),
+        ("construct",),
+        ("evaluate",),
+        ("constrct",),
+        ("data", "lst"),
+    ],
+    ids=" ".join,
+)
+def test_usage_errors_have_status_two_and_no_traceback(bpc: Invoke, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    result = bpc(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert "Usage: " in result.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,328 @@
+"""The construction loop: what it learns, what it records, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pseudocoresets as pc
+from pseudocoresets.construction.loop import (
+    Construction,
+    ConstructionSettings,
+    build_method,
+    real_coreset,
+    run_construction,
+)
+from pseudocoresets.core.errors import DivergenceError, FileFormatError, InputError
+from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.data import Dataset
+from pseudocoresets.methods import BPTT, Hyperparameter, Loss, Points, Problem
+from pseudocoresets.sources.experts import Experts
+
+QUICK = {"expert_epochs": 1, "max_start_epoch": 1, "steps": 2, "step_size": 0.05}
+
+
+@dataclass(frozen=True)
+class Pull:
+    """A method whose loss is known: half the squared distance of the points to a constant, and of an extra to 3."""
+
+    towards: float = 2.0
+    spoil_at: int | None = None
+    interrupt_at: int | None = None
+
+    def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
+        object.__setattr__(self, "calls", getattr(self, "calls", 0) + 1)
+        if self.interrupt_at == self.calls:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+        noise = torch.rand((), generator=randomness.device)
+        value = (
+            (points.x - self.towards).square().sum() / 2 + (points.hyperparameters["rate"] - 3).square() / 2 + 0 * noise
+        )
+        if self.spoil_at == self.calls:  # type: ignore[attr-defined]
+            value = value * float("nan")
+        return Loss(value, {"noise": noise})
+
+    def hyperparameters(self) -> Mapping[str, Hyperparameter]:
+        return {"rate": Hyperparameter(1.0, 0.1)}
+
+
+def run(data: Dataset, experts: Experts, method: Any, **options: Any) -> Construction:
+    places = {
+        key: options.pop(key) for key in ("checkpoint", "rescue", "initial", "checkpoint_seconds") if key in options
+    }
+    settings = ConstructionSettings(**{"iterations": 25, "learning_rate": 0.1, **options})
+    return run_construction(data, experts, "pull", method, settings, device="cpu", **places)
+
+
+def test_the_points_follow_gradient_descent(digits: Dataset, experts: Experts) -> None:
+    """x <- x - 0.1 (x - 2): after 25 steps the distance to 2 is 0.9^25 of what it was."""
+    made = run(digits, experts, Pull())
+    torch.testing.assert_close(made.coreset.images - 2, (made.initial.images - 2) * 0.9**25, rtol=1e-4, atol=1e-5)
+    assert made.coreset.configuration["learned"]["rate"] == pytest.approx(3 - 2 * 0.9**25, rel=1e-4)
+    assert torch.equal(made.coreset.labels, made.initial.labels)
+    assert [row["iteration"] for row in made.history] == list(range(1, 26))
+    losses = [row["loss"] for row in made.history]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_momentum_is_that_of_sgd(digits: Dataset, experts: Experts) -> None:
+    made = run(digits, experts, Pull(), momentum=0.5)
+    x, velocity = made.initial.images.clone(), torch.zeros_like(made.initial.images)
+    for _ in range(25):
+        velocity = 0.5 * velocity + (x - 2)
+        x = x - 0.1 * velocity
+    torch.testing.assert_close(made.coreset.images, x, rtol=1e-4, atol=1e-5)
+
+
+def test_adam_moves_every_point_by_its_rate_at_first(digits: Dataset, experts: Experts) -> None:
+    """Adam's first step is the learning rate against the sign of the gradient, whatever the gradient's size."""
+    made = run(digits, experts, Pull(), optimiser="adam", learning_rate=0.01, iterations=1)
+    moved = made.coreset.images - made.initial.images
+    torch.testing.assert_close(moved, 0.01 * (2 - made.initial.images).sign(), rtol=1e-3, atol=1e-6)
+
+
+def test_averaging_returns_the_average_of_the_iterates(digits: Dataset, experts: Experts) -> None:
+    made = run(digits, experts, Pull(), averaging=0.8)
+    x = made.initial.images.clone()
+    average = x.clone()
+    for iteration in range(1, 26):
+        x = x - 0.1 * (x - 2)
+        kept = min(0.8, iteration / (iteration + 10))
+        average = kept * average + (1 - kept) * x
+    torch.testing.assert_close(made.coreset.images, average, rtol=1e-4, atol=1e-5)
+    assert made.coreset.configuration["learned"]["rate"] == pytest.approx(3 - 2 * 0.9**25, rel=1e-4)
+
+
+@pytest.mark.parametrize("part", [0.4, 1.0])
+def test_annealing_lets_the_learning_rate_fall_to_zero(digits: Dataset, experts: Experts, part: float) -> None:
+    made = run(digits, experts, Pull(), annealing=part)
+    left, rate_left = 1.0, 2.0
+    for iteration in range(25):
+        falling = min(1.0, (25 - iteration) / (part * 25))
+        left *= 1 - 0.1 * falling
+        rate_left *= 1 - 0.1 * falling
+    torch.testing.assert_close(made.coreset.images - 2, (made.initial.images - 2) * left, rtol=1e-4, atol=1e-5)
+    assert made.coreset.configuration["learned"]["rate"] == pytest.approx(3 - rate_left, rel=1e-4)
+
+
+def test_the_start_is_real_images_of_each_class(digits: Dataset, experts: Experts) -> None:
+    start = real_coreset(digits, ConstructionSettings(ipc=3), experts.network.spec, "random")
+    assert start.labels.tolist() == [label for label in range(10) for _ in range(3)]
+    real = digits.transform(digits.train.images)
+    for image, label in zip(start.images, start.labels, strict=True):
+        same = (real == image).flatten(1).all(1)
+        assert digits.train.labels[same].tolist().count(int(label)) >= 1
+    assert float(start.weights.sum()) == pytest.approx(len(digits.train), rel=1e-5)
+    unit = real_coreset(digits, ConstructionSettings(ipc=3, weights="unit"), None, "random")
+    assert unit.weights.tolist() == [1.0] * 30
+
+
+def test_labels_and_weights_can_be_learned(digits: Dataset, experts: Experts) -> None:
+    made = pc.construct(
+        digits,
+        experts,
+        "cd",
+        1,
+        method_options=QUICK,
+        iterations=5,
+        learning_rate=1.0,
+        learn_labels=True,
+        learn_weights=True,
+        label_learning_rate=5.0,
+        weight_learning_rate=5.0,
+        device="cpu",
+    )
+    torch.testing.assert_close(made.labels.sum(-1), torch.ones(10))
+    assert made.hard_labels.tolist() == list(range(10))
+    assert float(made.weights.sum()) == pytest.approx(len(digits.train), rel=1e-4)
+    assert float(made.weights.std()) > 0
+    assert float(made.labels.max(-1).values.std()) > 0
+
+
+def test_seeds_decide_everything(digits: Dataset, experts: Experts) -> None:
+    few = {"method_options": QUICK, "iterations": 3, "learning_rate": 1.0, "device": "cpu"}
+    first, again, other = (pc.construct(digits, experts, "cd", 1, seed=seed, **few).images for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_a_saved_coreset_can_be_continued(digits: Dataset, experts: Experts) -> None:
+    first = run(digits, experts, Pull()).coreset
+    second = run(digits, experts, Pull(), initial=first)
+    torch.testing.assert_close(second.coreset.images - 2, (first.images - 2) * 0.9**25, rtol=1e-4, atol=1e-5)
+
+
+# Without experts.
+
+
+THROUGH = BPTT(steps=3, horizon=9, chains=2, batch_size=16, step_size=0.2)
+
+
+def test_a_method_that_needs_no_experts_is_the_same_without_them(digits: Dataset, experts: Experts) -> None:
+    settings = {"ipc": 1, "iterations": 3, "learning_rate": 0.1, "device": "cpu"}
+    with_experts = pc.construct(digits, experts, THROUGH, **settings)
+    without = pc.construct(digits, None, THROUGH, network=experts.network, **settings)
+    assert torch.equal(with_experts.images, without.images)
+    assert without.network == experts.network.spec
+
+
+def test_a_network_may_be_named_where_there_are_no_experts(digits: Dataset) -> None:
+    made = pc.construct(digits, None, THROUGH, network="mlp:width=8", iterations=1, device="cpu")
+    assert made.network is not None
+    assert made.network.name == "mlp"
+
+
+@pytest.mark.parametrize(("method", "said"), [(THROUGH, "which network"), ("cd", "needs experts")])
+def test_what_is_missing_without_experts_is_said(digits: Dataset, method: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        pc.construct(digits, None, method, device="cpu")
+
+
+def test_a_continued_coreset_is_for_the_network_that_it_was_continued_with(digits: Dataset, experts: Experts) -> None:
+    other = pc.construct(digits, None, THROUGH, network="mlp:width=8", iterations=1, device="cpu")
+    again = pc.construct(digits, experts, THROUGH, initial=other, iterations=1, device="cpu")
+    assert again.network == experts.network.spec
+
+
+# Checkpoints.
+
+
+@pytest.mark.parametrize("learning", [{"momentum": 0.5}, {"optimiser": "adam"}, {"averaging": 0.9}, {"annealing": 0.8}])
+def test_an_interrupted_run_goes_on_to_the_same_end(
+    digits: Dataset, experts: Experts, tmp_path: Path, learning: dict[str, Any]
+) -> None:
+    undisturbed = run(digits, experts, Pull(), **learning)
+    checkpoint = tmp_path / "x.checkpoint"
+    with pytest.raises(KeyboardInterrupt):
+        run(digits, experts, Pull(interrupt_at=14), **learning, checkpoint=checkpoint)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.checkpoint"]
+    again = _named_alike(Pull(interrupt_at=14), calls=100)
+    resumed = run(digits, experts, again, **learning, checkpoint=checkpoint)
+    assert again.calls == 115, "iterations 1 to 10 were not repeated"
+    assert torch.equal(resumed.coreset.images, undisturbed.coreset.images)
+    assert resumed.history == undisturbed.history
+    assert checkpoint.exists(), "it stays until the caller has saved the coreset"
+    resumed.discard_checkpoint()
+    assert not checkpoint.exists()
+
+
+def _named_alike(method: Pull, calls: int) -> Any:
+    """The same settings, so that the checkpoint fits, but past the call that interrupts."""
+    object.__setattr__(method, "calls", calls)
+    return method
+
+
+def test_a_checkpoint_that_is_complete_is_only_read(digits: Dataset, experts: Experts, tmp_path: Path) -> None:
+    first = run(digits, experts, Pull(), checkpoint=tmp_path / "x")
+    method = _named_alike(Pull(), 0)
+    second = run(digits, experts, method, checkpoint=tmp_path / "x")
+    assert method.calls == 0
+    assert torch.equal(first.coreset.images, second.coreset.images)
+    assert first.history == second.history
+
+
+def test_more_iterations_continue_and_fewer_are_refused(digits: Dataset, experts: Experts, tmp_path: Path) -> None:
+    run(digits, experts, Pull(), checkpoint=tmp_path / "x")
+    longer = run(digits, experts, Pull(), checkpoint=tmp_path / "x", iterations=40)
+    assert torch.equal(longer.coreset.images, run(digits, experts, Pull(), iterations=40).coreset.images)
+    with pytest.raises(InputError, match="already at iteration 40"):
+        run(digits, experts, Pull(), checkpoint=tmp_path / "x", iterations=39)
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"learning_rate": 0.2}, {"ipc": 2}, {"temperature": 0.5}])
+def test_a_checkpoint_of_other_settings_is_refused(
+    digits: Dataset, experts: Experts, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    run(digits, experts, Pull(), checkpoint=tmp_path / "x")
+    with pytest.raises(FileFormatError, match="other settings"):
+        run(digits, experts, Pull(), checkpoint=tmp_path / "x", **change)
+
+
+def test_construct_leaves_no_checkpoint(digits: Dataset, experts: Experts, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "x.checkpoint"
+    few = {"method_options": QUICK, "iterations": 12, "learning_rate": 1.0, "device": "cpu"}
+    pc.construct(digits, experts, "cd", 1, checkpoint=checkpoint, checkpoint_seconds=0.0, **few)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Divergence.
+
+
+def test_a_diverging_run_stops_and_keeps_the_last_good_coreset(
+    digits: Dataset, experts: Experts, tmp_path: Path
+) -> None:
+    good = run(digits, experts, Pull(), iterations=20)
+    with pytest.raises(DivergenceError, match=r"lower the learning rate .* of iteration 20, is in"):
+        run(digits, experts, Pull(spoil_at=24), checkpoint=tmp_path / "x", rescue=tmp_path / "good.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["good.safetensors"], "and no checkpoint blocks the next try"
+    assert torch.equal(pc.Coreset.load(tmp_path / "good.safetensors").images, good.coreset.images)
+
+
+def test_a_resumed_run_that_diverges_keeps_what_it_resumed(digits: Dataset, experts: Experts, tmp_path: Path) -> None:
+    places = {"checkpoint": tmp_path / "x", "rescue": tmp_path / "good.safetensors"}
+    method = Pull(spoil_at=24)
+    run(digits, experts, method, iterations=20, **places)
+    with pytest.raises(DivergenceError, match="of iteration 20"):
+        run(digits, experts, _named_alike(Pull(spoil_at=24), 20), **places)
+    kept = pc.Coreset.load(tmp_path / "good.safetensors")
+    assert torch.equal(kept.images, run(digits, experts, Pull(), iterations=20).coreset.images)
+
+
+@pytest.mark.parametrize("learning_rate", [1e8, 1e30, float("inf")])
+def test_a_learning_rate_that_is_too_high_is_named(digits: Dataset, experts: Experts, learning_rate: float) -> None:
+    with pytest.raises(DivergenceError, match=r"lower the learning rate of the images \(now"):
+        pc.construct(
+            digits, experts, "cd", 1, method_options=QUICK, iterations=30, learning_rate=learning_rate, device="cpu"
+        )
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"ipc": 0}, "at least 1; got 0"),
+        ({"ipc": -3}, "at least 1; got -3"),
+        ({"ipc": 1000}, r"between 1 and \d+, the size of the smallest class; got 1000"),
+        ({"method": "cdd"}, "Did you mean 'cd'"),
+        ({"iterations": 0}, "at least one iteration"),
+        ({"learning_rate": float("nan")}, "positive learning rate"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"weights": "some"}, "'full' or 'unit'"),
+        ({"initialisation": "randm"}, "Did you mean 'random'"),
+        ({"nonsense": 1}, "Unknown settings: nonsense"),
+        ({"method_options": {"ahed": 1}}, "does not take these options"),
+        ({"method_options": {"steps": 2.5}}, "'steps' of the method 'cd' is a whole number; got 2.5"),
+        ({"method_options": {"steps": "many"}}, "whole number"),
+        ({"method_options": {"kernel": "hcm"}}, "Did you mean 'hmc'"),
+        ({"method_options": {"expert_epochs": 9}}, "fewer than expert_epochs = 9"),
+        ({"experts": None}, "needs experts"),
+        ({"device": "mps"}, "must be auto, cpu or cuda"),
+    ],
+)
+def test_bad_settings_are_named(digits: Dataset, experts: Experts, wrong: dict[str, Any], sentence: str) -> None:
+    arguments = {"experts": experts, "method": "cd", "ipc": 1, "iterations": 2, "learning_rate": 1.0, "device": "cpu"}
+    with pytest.raises(InputError, match=sentence):
+        pc.construct(digits, **{**arguments, **wrong})  # type: ignore[arg-type]
+
+
+def test_a_start_of_another_shape_is_refused(digits: Dataset, experts: Experts, coreset: pc.Coreset) -> None:
+    wrong = replace(coreset, images=torch.zeros(10, 1, 9, 9))
+    with pytest.raises(InputError, match="choose the data set that it was made from"):
+        run(digits, experts, Pull(), initial=wrong)
+
+
+def test_any_object_with_a_loss_is_a_method(digits: Dataset, experts: Experts) -> None:
+    made = pc.construct(digits, experts, Pull(), 1, iterations=2, learning_rate=0.1, device="cpu")
+    assert made.method == "Pull"
+    assert made.configuration["method"]["towards"] == 2.0
+
+
+def test_methods_are_built_by_name() -> None:
+    assert build_method("cd", {"expert_epochs": 0, "sigma": 0}).expert_epochs == 0  # type: ignore[attr-defined]

@@ -1,0 +1,95 @@
+"""Progress: a bar with the time left on a terminal, plain lines otherwise."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+
+import pytest
+
+from pseudocoresets.core import progress
+from pseudocoresets.core.progress import Bar, Lines, Silent, for_stream, task
+
+
+def count_to_three(shown: progress.Progress, name: str = "counting") -> None:
+    with task(shown, name, 3):
+        for _ in range(3):
+            shown.advance(note="note")
+
+
+def test_a_stream_that_is_no_terminal_gets_plain_lines() -> None:
+    stream = io.StringIO()
+    shown = for_stream(stream)
+    count_to_three(shown)
+    assert isinstance(shown, Lines)
+    assert re.fullmatch(r"counting: done in \d+\.\d s\n", stream.getvalue())
+
+
+def test_the_default_is_the_standard_error_of_the_moment(capsys: pytest.CaptureFixture[str]) -> None:
+    count_to_three(for_stream())
+    captured = capsys.readouterr()
+    assert "counting: done" in captured.err
+    assert captured.out == ""
+
+
+def test_a_line_now_and_then_says_how_long_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    lines: list[str] = []
+    shown = Lines(lines.append, interval=10)
+    shown.start("work", 100)
+    shown.advance(0)
+    for second in range(1, 26):
+        now = float(second)
+        shown.advance(2, "x")
+    assert lines == ["work: 20/100, 40 s left x", "work: 40/100, 30 s left x"]
+    shown.advance(50)
+    shown.finish()
+    assert lines[-1] == "work: done in 25.0 s"
+
+
+def test_a_task_that_fails_is_not_called_done() -> None:
+    lines: list[str] = []
+    shown = Lines(lines.append)
+    with pytest.raises(RuntimeError), task(shown, "work", 10):
+        shown.advance(4)
+        raise RuntimeError
+    assert lines == ["work: stopped at 4/10"]
+
+
+def test_a_terminal_gets_a_bar_with_counts_and_the_time_left() -> None:
+    ours, theirs = pty.openpty()
+    try:
+        with os.fdopen(theirs, "w") as terminal:
+            shown = for_stream(terminal)
+            assert isinstance(shown, Bar)
+            count_to_three(shown, "first task")
+            count_to_three(shown, "second task")
+        text = _read_all(ours)
+    finally:
+        os.close(ours)
+    assert "3/3" in text
+    assert "left 0:00:00" in text
+    assert "━" in text
+    after_second = text[text.index("second task") :]
+    assert "first task" not in after_second, "a finished bar is not drawn again"
+
+
+def test_silence_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    count_to_three(Silent())
+    assert capsys.readouterr() == ("", "")
+
+
+def _read_all(descriptor: int) -> str:
+    parts = []
+    while True:
+        try:
+            part = os.read(descriptor, 65536)
+        except OSError:  # a terminal whose other end is closed
+            break
+        if not part:
+            break
+        parts.append(part)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", b"".join(parts).decode())

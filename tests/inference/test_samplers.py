@@ -1,0 +1,63 @@
+"""Any sampler works in inference, by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import pseudocoresets as pc
+from pseudocoresets.construction.loop import real_coreset
+from pseudocoresets.data import Dataset
+from pseudocoresets.inference.sampling import SAMPLERS
+from pseudocoresets.kernels import SCHEDULES
+from pseudocoresets.models.networks import build_network
+
+STEP_SIZES = {"langevin": 0.1, "sghmc": 0.02, "mala": 1e-4, "hmc": 1e-3, "nuts": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def control() -> tuple[Dataset, pc.Coreset]:
+    data = pc.load_dataset("digits")
+    network = build_network("mlp:width=8,depth=1", data.shape, 10)
+    return data, real_coreset(data, pc.ConstructionSettings(ipc=2), network.spec, "random")
+
+
+@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+def test_every_sampler_gives_finite_samples_that_differ(sampler: str, control: tuple[Dataset, pc.Coreset]) -> None:
+    _, coreset = control
+    samples = pc.sample_posterior(
+        coreset, sampler, chains=2, steps=12, samples=3, step_size=STEP_SIZES[sampler], device="cpu"
+    )
+    assert samples.parameters.shape == (2, 3, samples.network.size)
+    assert torch.isfinite(samples.parameters).all()
+    assert not torch.equal(samples.parameters[0], samples.parameters[1])
+    assert not torch.equal(samples.parameters[:, 0], samples.parameters[:, -1])
+
+
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
+def test_every_schedule_learns_more_than_chance(schedule: str, control: tuple[Dataset, pc.Coreset]) -> None:
+    data, coreset = control
+    samples = pc.sample_posterior(
+        coreset, chains=2, steps=200, samples=4, step_size=0.2, schedule=schedule, temperature=0.1, device="cpu"
+    )
+    assert pc.evaluate(samples, data.test).ensemble["accuracy"] > 0.3
+
+
+def test_chains_are_compared_in_function_space(control: tuple[Dataset, pc.Coreset]) -> None:
+    data, coreset = control
+    samples = pc.sample_posterior(coreset, chains=3, steps=40, samples=8, step_size=0.2, device="cpu")
+    diagnostics = pc.evaluate(samples, data.test).as_json()["diagnostics"]
+    assert diagnostics["r_hat_max"] >= 1 - 0.1
+    assert diagnostics["warning"], "three short chains from different starts do not agree"
+
+
+def test_the_point_protocol_has_no_chains_to_compare(control: tuple[Dataset, pc.Coreset]) -> None:
+    data, coreset = control
+    samples = pc.sample_posterior(coreset, start="point", chains=2, steps=20, samples=1, device="cpu")
+    assert pc.evaluate(samples, data.test).as_json()["diagnostics"] is None
+
+
+def test_nuts_refuses_a_large_network(control: tuple[Dataset, pc.Coreset]) -> None:
+    _, coreset = control
+    with pytest.raises(pc.InputError, match="NUTS is for models of at most"):
+        pc.sample_posterior(coreset, "nuts", network="mlp:width=256", steps=12, samples=3, device="cpu")

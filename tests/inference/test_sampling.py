@@ -1,0 +1,211 @@
+"""Posterior samples under the three protocols."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pseudocoresets as pc
+from pseudocoresets.construction.loop import ConstructionSettings, real_coreset
+from pseudocoresets.core.energy import Energy, potential_and_gradient
+from pseudocoresets.core.errors import DivergenceError, InputError
+from pseudocoresets.data import Dataset
+from pseudocoresets.inference.sampling import PROTOCOLS, SamplingSettings
+from pseudocoresets.kernels import KERNELS
+from pseudocoresets.models.classifier import Classifier
+from pseudocoresets.sources.experts import Experts
+
+FEW = {"chains": 3, "steps": 60, "samples": 5, "step_size": 0.1, "temperature": 0.1, "device": "cpu"}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_protocol_gives_samples_that_predict(
+    coreset: pc.Coreset, experts: Experts, digits: Dataset, protocol: str
+) -> None:
+    samples = pc.sample_posterior(coreset, start=protocol, experts=experts, **FEW)
+    assert samples.protocol == protocol
+    assert samples.parameters.shape == (3, 1 if protocol == "point" else 5, experts.network.size)
+    probabilities = samples.predict(digits.test.images[:7])
+    assert probabilities.shape == (3, samples.parameters.shape[1], 7, 10)
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(probabilities.shape[:-1]))
+    report = pc.evaluate(samples, digits.test)
+    assert len(report.accuracy.values) == 3
+    assert report.accuracy.mean > 0.5, "ten classes, so chance is a tenth"
+    assert len(set(report.nll.values)) == 3, "chains are independent"
+
+
+@pytest.mark.parametrize("protocol", ["cold", "point"])
+def test_cold_and_point_see_the_coreset_only(coreset: pc.Coreset, experts: Experts, protocol: str) -> None:
+    """Experts, which have seen the full data, change nothing."""
+    with_experts = pc.sample_posterior(coreset, start=protocol, experts=experts, **FEW)
+    without = pc.sample_posterior(coreset, start=protocol, **FEW)
+    assert torch.equal(with_experts.parameters, without.parameters)
+
+
+def test_cold_chains_start_at_fresh_initialisations(coreset: pc.Coreset, experts: Experts) -> None:
+    """One minute step: chains are where they started, which is no expert, and differs from chain to chain."""
+    still = {**FEW, "steps": 1, "samples": 1, "burn_in": 0.0, "step_size": 1e-12}
+    starts = pc.sample_posterior(coreset, start="cold", **still).parameters[:, 0]
+    other = pc.sample_posterior(coreset, start="cold", **still, seed=1).parameters[:, 0]
+    assert not torch.equal(starts, other)
+    own = experts.snapshot(0, -1)
+    typical = float((starts[0] - starts[1]).norm())
+    assert typical > 1
+    assert float((starts[0] - own).norm()) > 0.5 * typical
+    at_experts = pc.sample_posterior(coreset, start="expert", experts=experts, **still).parameters[:, 0]
+    for chain in range(3):
+        torch.testing.assert_close(at_experts[chain], experts.snapshot(chain % 2, -1), rtol=0, atol=1e-4)
+
+
+def test_the_expert_protocol_leaks_the_full_data(digits: Dataset, experts: Experts) -> None:
+    """Why it never stands alone: from the experts, even random real images seem to be a fine coreset."""
+    control = real_coreset(digits, ConstructionSettings(ipc=1), experts.network.spec, "random")
+    few = {**FEW, "steps": 10, "samples": 2, "step_size": 0.01}
+    cold = pc.evaluate(pc.sample_posterior(control, start="cold", **few), digits.test)
+    leaked = pc.evaluate(pc.sample_posterior(control, start="expert", experts=experts, **few), digits.test)
+    assert leaked.accuracy.mean > cold.accuracy.mean + 0.2
+
+
+def test_the_coreset_is_better_than_its_control(coreset: pc.Coreset, digits: Dataset) -> None:
+    control = real_coreset(digits, ConstructionSettings(ipc=1), coreset.network, "random")
+    longer = {**FEW, "steps": 150}
+    learned = pc.evaluate(pc.sample_posterior(coreset, **longer), digits.test)
+    real = pc.evaluate(pc.sample_posterior(control, **longer), digits.test)
+    assert learned.accuracy.mean > real.accuracy.mean + 0.1
+
+
+def test_point_is_sgd_with_momentum(coreset: pc.Coreset) -> None:
+    """The same training by an ordinary module: cross-entropy plus the prior's decay, a tenth of the rate at half."""
+    steps = 20
+    samples = pc.sample_posterior(
+        coreset, start="point", chains=1, steps=steps, samples=1, point_learning_rate=0.05, augment=False, seed=3
+    )
+    start = pc.sample_posterior(
+        coreset,
+        start="point",
+        chains=1,
+        steps=1,
+        samples=1,
+        burn_in=0.0,
+        point_learning_rate=1e-30,
+        augment=False,
+        seed=3,
+    )
+    module = samples.network.module(start.parameters[0, 0])
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=1 / coreset.data_size)
+    for step in range(steps):
+        if step == steps // 2:
+            optimiser.param_groups[0]["lr"] = 0.005
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(module(coreset.images), coreset.labels).backward()
+        optimiser.step()
+    torch.testing.assert_close(samples.parameters[0, 0], samples.network.flatten(module), rtol=1e-4, atol=1e-5)
+
+
+def test_seeds_decide_everything(coreset: pc.Coreset) -> None:
+    first, again, other = (pc.sample_posterior(coreset, **FEW, seed=seed).parameters for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_the_temperature_sets_the_spread(coreset: pc.Coreset, experts: Experts) -> None:
+    """At zero and without augmentation the chain is gradient descent; heat drives the chains apart."""
+    settings = SamplingSettings(chains=3, steps=60, samples=5, step_size=0.1, temperature=0.0, augment=False)
+    plain = settings.as_json() | {"device": "cpu"}
+    samples = pc.sample_posterior(coreset, **plain).parameters
+    energy = Energy(Classifier(experts.network), coreset.data_size)
+    target = energy.target(coreset.images, coreset.labels, coreset.weights)
+    theta = samples[0, 0]
+    for _ in range(6):
+        theta = theta - 0.1 * potential_and_gradient(target, theta)[1]
+    torch.testing.assert_close(theta, samples[0, 1], rtol=1e-4, atol=1e-5)
+    warm = pc.sample_posterior(coreset, **{**plain, "temperature": 100.0}).parameters
+    assert float(warm[:, -1].std()) > 1.5 * float(samples[:, -1].std())
+
+
+@pytest.mark.parametrize(("sampler", "steady"), [("langevin", False), ("sghmc", False), ("hmc", True), ("mala", True)])
+def test_samplers_that_accept_or_reject_see_one_potential(
+    coreset: pc.Coreset, monkeypatch: pytest.MonkeyPatch, sampler: str, steady: bool
+) -> None:
+    """The others see a fresh augmentation of the points at each evaluation."""
+    kernel: Any = KERNELS[sampler]
+    whole, differences = kernel.step, []
+
+    def step(self: Any, state: Any, target: Any, generator: torch.Generator) -> Any:
+        values = torch.stack([target.potential(state.position) for _ in range(4)])
+        differences.append(float((values - values[0]).abs().max()))
+        return whole(self, state, target, generator)
+
+    monkeypatch.setattr(kernel, "step", step)
+    pc.sample_posterior(coreset, sampler, **{**FEW, "steps": 10, "step_size": 0.02})
+    assert differences
+    assert (max(differences) == 0) == steady
+
+
+@pytest.mark.parametrize("sampler", ["sghmc", "hmc", "mala"])
+def test_other_samplers_work(coreset: pc.Coreset, digits: Dataset, sampler: str) -> None:
+    few = {**FEW, "steps": 20, "step_size": 0.02}
+    report = pc.evaluate(pc.sample_posterior(coreset, sampler, **few), digits.test)
+    assert 0 <= report.accuracy.mean <= 1
+
+
+@given(steps=st.integers(1, 500), samples=st.integers(1, 50), burn_in=st.floats(0, 0.99))
+@settings(max_examples=100, deadline=None)
+def test_kept_steps_are_after_burn_in_and_evenly_spaced(steps: int, samples: int, burn_in: float) -> None:
+    left = steps - round(burn_in * steps)
+    if samples > left:
+        with pytest.raises(InputError, match="do not fit"):
+            SamplingSettings(steps=steps, samples=samples, burn_in=burn_in)
+        return
+    kept = sorted(SamplingSettings(steps=steps, samples=samples, burn_in=burn_in).kept_steps())
+    assert len(kept) == samples
+    assert kept[-1] == steps
+    assert kept[0] > steps - left
+    gaps = {after - before for before, after in pairwise(kept)}
+    assert max(gaps, default=1) - min(gaps, default=1) <= 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"start": "warm"}, "cold, point, expert; got 'warm'"),
+        ({"start": "expert"}, "starts from experts"),
+        ({"chains": 0}, "at least one chain"),
+        ({"burn_in": 1.0}, "Burn-in"),
+        ({"sampler": "langevine"}, "Did you mean 'langevin'"),
+        ({"sampler": "langevine", "start": "point"}, "Did you mean 'langevin'"),
+        ({"network": "convnett"}, "Did you mean 'convnet'"),
+        ({"nonsense": 1}, "Unknown sampling setting"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"prior_scale": 0.0}, "prior scale"),
+        ({"step_size": -0.1}, "step size must be positive"),
+        ({"device": "abacus"}, "must be auto, cpu or cuda"),
+    ],
+)
+def test_bad_settings_are_named(coreset: pc.Coreset, wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        pc.sample_posterior(coreset, **{**FEW, **wrong})
+
+
+def test_experts_of_another_network_are_refused(coreset: pc.Coreset, experts: Experts) -> None:
+    with pytest.raises(InputError, match="another network"):
+        pc.sample_posterior(coreset, start="expert", experts=experts, network="mlp:depth=1,width=8", **FEW)
+
+
+def test_a_coreset_without_a_network_needs_one_named(coreset: pc.Coreset) -> None:
+    nameless = replace(coreset, network=None)
+    with pytest.raises(InputError, match="say which one"):
+        pc.sample_posterior(nameless, **FEW)
+    assert pc.sample_posterior(nameless, network="mlp:depth=1,width=8", **FEW).network.spec.options["width"] == 8
+
+
+@pytest.mark.parametrize("protocol", ["cold", "point"])
+def test_a_step_size_that_is_too_large_is_named(coreset: pc.Coreset, protocol: str) -> None:
+    with pytest.raises(DivergenceError, match="lower it"):
+        pc.sample_posterior(coreset, start=protocol, **{**FEW, "step_size": 1e30, "point_learning_rate": 1e30})

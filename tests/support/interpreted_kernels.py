@@ -1,0 +1,352 @@
+"""Run by a test in a process of its own: Triton must be told to interpret before it is imported."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pseudocoresets.backends.fused import Accelerator, head
+from pseudocoresets.backends.fused.chains import CapturedChains
+from pseudocoresets.backends.fused.convnet import EnergyGradient, Layout, layout_of, parameter_gradient
+from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
+from pseudocoresets.core.energy import Energy, uniform_weights
+from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.state import Costate, Motion, Rates, sampling_rates
+from pseudocoresets.gradients import captured as captured_matching
+from pseudocoresets.gradients.adjoint import Descent
+from pseudocoresets.inference.sampling import rates_at
+from pseudocoresets.kernels import SGHMC, Cyclical, run_chain
+from pseudocoresets.methods import BPTT, Points, Problem, RealData, Wasserstein
+from pseudocoresets.models.classifier import Classifier
+from pseudocoresets.models.networks import Network, build_network
+from pseudocoresets.sources.experts import Draw
+
+CPU = torch.device("cpu")
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).detach().norm() / wanted.detach().norm())
+
+
+def reference(network: Network, theta: Tensor, x: Tensor, y: Tensor, factors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Energies and gradients by autograd in float64."""
+    theta, x = theta.double().requires_grad_(), x.double().requires_grad_()
+    log_p = F.log_softmax(network.logits(theta, x), -1)
+    likelihood = (log_p * y).sum(-1) if y.is_floating_point() else log_p.gather(-1, y[:, None]).squeeze(-1)
+    energies = -factors * likelihood
+    dtheta, dx = torch.autograd.grad(energies.sum(), (theta, x))
+    return energies.detach(), dtheta, dx
+
+
+def check(shape: tuple[int, int, int], depth: int, classes: int, images: int, soft: bool) -> dict[str, float]:
+    torch.manual_seed(0)
+    network = build_network(f"convnet:depth={depth},width=16", shape, classes)
+    layout = layout_of(network)
+    assert isinstance(layout, Layout)
+    theta = network.initialise(0) + 0.05 * torch.randn(network.size)
+    x = torch.randn(images, *shape).contiguous(memory_format=torch.channels_last)
+    y = torch.rand(images, classes).softmax(-1) if soft else torch.arange(images) % classes
+    factors = torch.rand(images) / images
+    wanted_energies, wanted_theta, wanted_x = reference(network, theta, x, y, factors)
+    ordered = theta[layout.order]
+    workspace = EnergyGradient(layout, images, CPU, torch.float32)
+    energies, gradient = torch.empty(images), torch.zeros_like(ordered)
+    workspace.accumulate(ordered, ordered, x, y, factors, gradient, energies)
+    dx = workspace.input_gradient(ordered, ordered, x, y, factors, torch.empty(images))
+    scores = workspace.logits(ordered, ordered, x)
+    return {
+        "energies": relative(energies, wanted_energies),
+        "parameters": relative(gradient[layout.inverse], wanted_theta),
+        "images": relative(dx, wanted_x),
+        "logits": relative(scores, network.logits(theta.double(), x.double())),
+    }
+
+
+def check_slopes() -> dict[str, float]:
+    """The mean cross-entropy of a batch at two places, and its gradients."""
+    generator = torch.Generator().manual_seed(0)
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    layout = layout_of(network)
+    assert isinstance(layout, Layout)
+    thetas, x, y = network.initialise(0, 2), torch.randn(5, 3, 8, 8, generator=generator), torch.arange(5)
+    workspace = EnergyGradient(layout.widened(2), 5, CPU, torch.float32)
+    energies, slopes = parameter_gradient(workspace, thetas, x, y)
+    wanted = [reference(network, theta, x, y, torch.full((5,), 0.2)) for theta in thetas]
+    return {
+        "energies": relative(energies, torch.stack([each[0].sum() for each in wanted])),
+        "slopes": relative(slopes, torch.stack([each[1] for each in wanted])),
+    }
+
+
+def in_standard_errors(noise: Tensor) -> dict[str, float]:
+    """How far mean and deviation of standard normal numbers are from 0 and 1."""
+    count = noise.numel()
+    return {
+        "mean": float(noise.mean()) * count**0.5,
+        "deviation": float(noise.std() - 1) * (2 * count) ** 0.5,
+    }
+
+
+def check_update() -> dict[str, float]:
+    """One step with noise: mean and deviation of the velocity, momentum, decay, the move, and the cleared gradient."""
+    size, eta, decay, noise, momentum = 20_000, 0.1, 0.5, 0.2, 0.9
+    theta, velocity = torch.full((size,), 2.0), torch.full((size,), 3.0)
+    gradient, compact = torch.full((size,), 4.0), torch.zeros(size)
+    rates = torch.tensor([eta, decay, noise, momentum])
+    head.update(theta, velocity, gradient, compact, rates, torch.tensor([7]), 1)
+    expected_velocity = momentum * 3 + 4 + decay * 2
+    return in_standard_errors((velocity - expected_velocity) / noise) | {
+        "move": float((theta - (2 - eta * velocity)).abs().max()),
+        "gradient": float(gradient.abs().max()),
+        "compact": float((compact - theta).abs().max()),
+    }
+
+
+class Stream:
+    """In place of a CUDA stream: everything happens at once."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def wait_stream(self, other: object) -> None: ...
+
+
+CUDA = {"Stream": Stream, "stream": lambda _: nullcontext(), "current_stream": Stream}
+
+
+class Replay:
+    """In place of a CUDA graph: the work itself."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = work
+
+
+class InterpretedTrajectory(CapturedTrajectory):
+    def _capture(self) -> tuple[Any, Any]:
+        return Replay(self._all_steps), Replay(self._all_adjoint_steps)
+
+
+class InterpretedChains(CapturedChains):
+    def _capture(self) -> Any:
+        return Replay(self._all_steps)
+
+
+def check_chains(shared: bool, soft: bool, momentum: float) -> dict[str, float]:
+    """Two steps of three chains without noise, on the same images or each on its own, against autograd."""
+    chains, images, steps, step_size, decay = 3, 2, 2, 0.1, 0.01
+    generator = torch.Generator().manual_seed(0)
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    layout = layout_of(network)
+    assert isinstance(layout, Layout)
+    start = network.initialise(0, chains)
+    sources = 1 if shared else chains
+    x = torch.randn(sources, steps, images, 3, 8, 8, generator=generator)
+    y = torch.rand(images, 10, generator=generator).softmax(-1) if soft else torch.arange(images)
+    factors = torch.rand(images, generator=generator)
+    with mock.patch.multiple(torch.cuda, **CUDA):
+        runner = InterpretedChains(layout, (3, 8, 8), chains, images, steps, soft, shared, CPU, torch.float32)
+        runner.set_position(start)
+        runner.set_rates(Rates(step_size, momentum=momentum), decay)
+        runner.set_labels(y, factors)
+        runner.run_block(x, None, Randomness.for_purpose(0))
+    expected, velocity = start.double(), torch.zeros_like(start).double()
+    for step in range(steps):
+        slopes = [
+            reference(network, theta, x[0 if shared else chain, step], y, factors)[1]
+            for chain, theta in enumerate(expected)
+        ]
+        velocity = momentum * velocity + torch.stack(slopes) + decay * expected
+        expected = expected - step_size * velocity
+    return {
+        f"chain {chain}": relative(found - before, wanted - before)
+        for chain, (found, wanted, before) in enumerate(zip(runner.position(), expected, start, strict=True))
+    }
+
+
+def check_schedule() -> dict[str, float]:
+    """SGHMC without noise under a cyclical schedule, in two blocks, against the kernel itself in float64."""
+    chains, images, block, data_size = 2, 3, 3, 50
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    x = torch.randn(images, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    energy = Energy(Classifier(network), data_size, temperature=0.0)
+    coreset = Points(x, torch.arange(images), uniform_weights(images, data_size))
+    start, kernel, schedule = network.initialise(0, chains), SGHMC(0.1, 0.2), Cyclical(2 * block, cycles=2)
+    layout = layout_of(network)
+    assert isinstance(layout, Layout)
+    with mock.patch.multiple(torch.cuda, **CUDA):
+        runner = InterpretedChains(layout, (3, 8, 8), chains, images, block, False, True, CPU, torch.float32)
+        runner.set_position(start)
+        runner.set_labels(coreset.y, coreset.weights / data_size)
+        for first in range(0, 2 * block, block):
+            runner.set_rates([rates_at(t, kernel, schedule, 0.0) for t in range(first, first + block)], 1 / data_size)
+            runner.run_block(x.expand(1, block, *x.shape), None, Randomness.for_purpose(0))
+    target = energy.target(x.double(), coreset.y, coreset.weights.double())
+    expected = run_chain(kernel, start.double(), target, 2 * block, torch.Generator(), schedule=schedule).position
+    return {"end": relative(runner.position() - start, expected - start)}
+
+
+def check_noise(momentum: float) -> dict[str, float]:
+    """What a temperature adds to one step: eta sqrt(2 (1 - mu) T / eta) N(0, I), that is sqrt(2 (1 - mu) eta T)."""
+    step_size, temperature = 0.1, 0.3
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    layout = layout_of(network)
+    assert isinstance(layout, Layout)
+    ends = []
+    with mock.patch.multiple(torch.cuda, **CUDA):
+        runner = InterpretedChains(layout, (3, 8, 8), 1, 1, 1, False, True, CPU, torch.float32)
+        runner.set_labels(torch.arange(1), torch.ones(1))
+        for degrees in (temperature, 0.0):
+            runner.set_position(network.initialise(0, 1))
+            runner.set_rates(sampling_rates(step_size, degrees, momentum))
+            runner.run_block(torch.ones(1, 1, 1, 3, 8, 8), None, Randomness.for_purpose(0))
+            ends.append(runner.position())
+    return in_standard_errors((ends[0] - ends[1]) / (2 * (1 - momentum) * step_size * temperature) ** 0.5)
+
+
+def check_trajectory(soft: bool, chains: int, momentum: float) -> dict[str, float]:
+    """Four steps of each moving chain and their adjoint, against a plain loop of first derivatives in float64."""
+    steps, images, step_size, decay = 4, 3, 0.1, 0.01
+    generator = torch.Generator().manual_seed(0)
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    layout = layout_of(network)
+    assert isinstance(layout, Layout)
+    start, spacings = network.initialise(0, chains), 1e-2 * (1 + torch.arange(chains))
+    x = torch.randn(steps, images, 3, 8, 8, generator=generator)
+    y = torch.rand(images, 10, generator=generator).softmax(-1) if soft else torch.arange(images)
+    factors, costates = torch.rand(images, generator=generator), torch.randn(start.shape, generator=generator)
+    velocities = 0.1 * torch.randn(start.shape, generator=generator)
+    trajectory = InterpretedTrajectory(layout, (3, 8, 8), chains, images, steps, soft, CPU, torch.float32)
+    trajectory.set_rates(torch.tensor(step_size), decay, momentum)
+    end = trajectory.forwards(Motion(start, velocities), x, y, factors)
+    found = trajectory.backwards(Costate(costates, costates), spacings)
+
+    def slopes(theta: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        _, dtheta, dx = reference(network, theta, x[step], y, factors)
+        log_p = F.log_softmax(network.logits(theta.double(), x[step].double()), -1).detach()
+        return dtheta + decay * theta, dx, -factors[:, None] * log_p
+
+    dx, dstep = torch.zeros(x.shape, dtype=torch.float64), torch.zeros(())
+    dy = torch.zeros(steps, images, 10, dtype=torch.float64)
+    ends, befores = [], []
+    for first, velocity, costate, spacing in zip(start, velocities, costates, spacings.tolist(), strict=True):
+        path, speeds, along = [first.double()], [velocity.double()], costate.double()
+        for step in range(steps):
+            speeds.append(momentum * speeds[-1] + slopes(path[-1], step)[0])
+            path.append(path[-1] - step_size * speeds[-1])
+        pull = along
+        for step in reversed(range(steps)):
+            above, below = (slopes(path[step] + sign * spacing * pull, step) for sign in (1, -1))
+            dstep = dstep - (speeds[step + 1] * along).sum()
+            dx[step] -= step_size * (above[1] - below[1]) / (2 * spacing)
+            dy[step] -= step_size * (above[2] - below[2]) / (2 * spacing)
+            along = along - step_size * (above[0] - below[0]) / (2 * spacing)
+            pull = along + momentum * pull
+        ends.append(Motion(path[-1], speeds[-1]))
+        befores.append(Costate(along, pull))
+    (position, speed), (before, pulls) = (map(torch.stack, zip(*each, strict=True)) for each in (ends, befores))
+    unmoved = costates * sum(momentum**power for power in range(steps + 1))
+    errors = {
+        "end": relative(end.position - start, position - start),
+        "velocity": relative(end.velocity, speed),
+        "costate": relative(found.costate.position - costates, before - costates),
+        "pull": relative(found.costate.pull - unmoved, pulls - unmoved),
+        "images": relative(found.images, dx),
+        "step size": relative(found.step_size, dstep),
+    }
+    return errors if found.labels is None else errors | {"labels": relative(found.labels, dy)}
+
+
+class InterpretedAccelerator(Accelerator):
+    def trajectory_for(
+        self, network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool
+    ) -> CapturedTrajectory | None:
+        layout = layout_of(network)
+        assert isinstance(layout, Layout)
+        return InterpretedTrajectory(layout, network.spec.shape, chains, images, steps, soft, device, torch.float32)
+
+
+def both_paths(
+    network: Network, descend: Callable[[Points, Problem], Descent], start: Tensor, steps: int, blocks: int, soft: bool
+) -> dict[str, float]:
+    """How far a descent on the fast path, in so many blocks, is from that on the plain path."""
+    images, step_size, data_size = 3, 0.1, 50
+    generator = torch.Generator().manual_seed(0)
+    energy = Energy(Classifier(network), data_size)
+    eta = torch.tensor(step_size, requires_grad=True)
+    x = torch.randn(images, 3, 8, 8, generator=generator).requires_grad_()
+    y = torch.rand(images, 10, generator=generator).softmax(-1).requires_grad_() if soft else torch.arange(images)
+    points = Points(x, y, uniform_weights(images, data_size), {"step_size": eta})
+    real = RealData(torch.randn(20, 3, 8, 8, generator=generator), torch.arange(20) % 10, lambda images: images)
+    learned = {"images": x, "step size": eta} | ({"labels": y} if soft else {})
+    with mock.patch.object(captured_matching, "trajectory_block_length", lambda *_: steps // blocks):
+        plain, fast = (
+            descend(points, Problem(energy, None, lambda: real, accelerator=accelerator))
+            for accelerator in (Accelerator(), InterpretedAccelerator())
+        )
+    wanted, found = (torch.autograd.grad(each.loss, list(learned.values())) for each in (plain, fast))
+    return {
+        "end": relative(fast.end.position - start, plain.end.position - start),
+        "loss": relative(fast.loss, plain.loss),
+        "velocity": relative(fast.end.velocity, plain.end.velocity),
+    } | {name: relative(*pair) for name, pair in zip(learned, zip(found, wanted, strict=True), strict=True)}
+
+
+def check_matching(soft: bool, blocks: int, points_per_step: int) -> dict[str, float]:
+    """Two chains over one block or several, against the same differences on the plain path."""
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    draw = Draw(network.initialise(0, 2), network.initialise(1, 2))
+    method = Wasserstein(steps=4, chains=2, points_per_step=points_per_step)
+    return both_paths(
+        network,
+        lambda points, problem: method.match(points, problem, draw, Randomness.for_purpose(0)),
+        draw.start,
+        method.steps,
+        blocks,
+        soft,
+    )
+
+
+def check_window(momentum: float) -> dict[str, float]:
+    """A window of two moving chains over two blocks, against the same differences on the plain path."""
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    start = network.initialise(0, 2)
+    velocity = 0.1 * torch.randn(start.shape, generator=torch.Generator().manual_seed(1))
+    method = BPTT(steps=2, windows=2, batch_size=10, momentum=momentum)
+    return both_paths(
+        network,
+        lambda points, problem: method.descend(points, problem, Motion(start, velocity), Randomness.for_purpose(0)),
+        start,
+        method.steps,
+        blocks=2,
+        soft=True,
+    )
+
+
+if __name__ == "__main__":
+    found = {
+        "gradients": [
+            check((3, 16, 16), 2, 10, 5, soft=False),
+            check((1, 28, 28), 3, 10, 2, soft=True),
+            check((3, 8, 8), 2, 20, 3, soft=False),
+        ],
+        "slopes": check_slopes(),
+        "chains": [
+            check_chains(shared, soft, 0.8 if shared == soft else 0.0)
+            for shared in (True, False)
+            for soft in (True, False)
+        ],
+        "schedule": check_schedule(),
+        "noise": check_noise(0.9),
+        "trajectory": [check_trajectory(False, 2, 0.8), check_trajectory(True, 1, 0.0)],
+        "matching": [check_matching(False, 1, 2), check_matching(True, 2, 0)],
+        "window": check_window(0.9),
+        "update": check_update(),
+    }
+    sys.stdout.write(json.dumps(found))

@@ -1,0 +1,240 @@
+"""``bpc compare``: one table, saved and resumed, that survives the failure of a method."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from pseudocoresets._cli.app import build_app
+from pseudocoresets.core.errors import DivergenceError
+from pseudocoresets.evaluation import METRICS
+from pseudocoresets.evaluation.paper import paper_figure
+from pseudocoresets.methods import METHODS, ContrastiveDivergence
+from pseudocoresets.workflows import compare as comparing
+from pseudocoresets.workflows import plan as planning
+from pseudocoresets.workflows.presets import Preset
+from pseudocoresets.workflows.run import Plan
+
+TINY = Preset(
+    expert_count=1,
+    experts={"epochs": 2, "batch_size": 256},
+    construction={"iterations": 2},
+    sampling={"chains": 2, "steps": 4, "samples": 2},
+    method={"cd": {"steps": 2, "expert_epochs": 1}},
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny_preset() -> Iterator[None]:
+    """Settings with which a cell takes a moment; the commands are the real ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "preset_for", lambda name, dataset, ipc: TINY)
+        yield
+
+
+@dataclass(frozen=True)
+class Failing(ContrastiveDivergence):
+    """A method that fails in a way that nobody foresaw."""
+
+    def loss(self, *arguments: Any) -> Any:
+        raise RuntimeError("The kernel image is missing.\nMore lines of advice.")
+
+
+class Hungry(ContrastiveDivergence):
+    """A method that needs more memory than there is."""
+
+    def loss(self, *arguments: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB.")
+
+
+@pytest.fixture
+def method_registry() -> Any:
+    """The registry, which gets its entries back after the test."""
+    before = dict(METHODS._entries)
+    yield METHODS
+    METHODS._entries.clear()
+    METHODS._entries.update(before)
+
+
+def run(*arguments: str) -> Any:
+    fixed = ["--dataset", "digits", "--ipc", "1", "--network", "convnet:width=4", "--device", "cpu"]
+    return CliRunner().invoke(build_app(), ["compare", *fixed, *arguments], catch_exceptions=False)
+
+
+def plan_for(method: str, **settings: Any) -> Plan:
+    shared = {"dataset": "digits", "network": "convnet", "ipc": 1, "protocol": "cold", "sampler": "langevin"}
+    return planning.make_plan(**{**shared, "method": method, "preset": "quick", "seed": 0, **settings})
+
+
+def rows_of(output: str) -> dict[str, dict[str, Any]]:
+    return {row["method"]: row for row in json.loads(output)["rows"]}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """One comparison of two methods over two seeds."""
+    folder = tmp_path_factory.mktemp("compare") / "out"
+    result = run("--methods", "cd,random", "--seeds", "2", "--out", str(folder), "--json")
+    assert result.exit_code == 0, result.output
+    return folder, result
+
+
+def test_json_has_the_control_the_gain_and_the_cost(finished: tuple[Path, Any]) -> None:
+    _, result = finished
+    rows = rows_of(result.stdout)
+    assert list(rows) == [comparing.CONTROL, "cd", "random"]
+    control, cd = rows[comparing.CONTROL], rows["cd"]
+    for metric in METRICS:
+        values = cd["metrics"][metric]["values"]
+        assert len(values) == 2
+        assert cd["metrics"][metric]["mean"] == pytest.approx(sum(values) / 2)
+        assert cd["gain"][metric] == pytest.approx(cd["metrics"][metric]["mean"] - control["metrics"][metric]["mean"])
+    assert cd["seconds_per_iteration"] > 0
+    assert cd["seconds"] == pytest.approx(2 * cd["seconds_per_iteration"], rel=1e-6)
+    assert cd["peak_memory"] > 0
+    assert rows["random"]["seconds_per_iteration"] is None
+    assert all(row["failure"] is None for row in rows.values())
+
+
+def test_table_is_saved_as_json_and_markdown(finished: tuple[Path, Any]) -> None:
+    folder, result = finished
+    assert json.loads((folder / "comparison.json").read_text()) == json.loads(result.stdout)
+    lines = (folder / "comparison.md").read_text().splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 2 + 3
+    assert {line.count("|") for line in table} == {len(comparing.COLUMNS) + 1}
+    assert "temperature" in lines[-1]
+    assert "prior scale" in lines[-1]
+
+
+def test_finished_cells_are_not_computed_again(finished: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, before = finished
+
+    def forbidden(*_: Any, **__: Any) -> None:
+        raise AssertionError("a finished cell was computed again")
+
+    monkeypatch.setattr(comparing, "make_coreset", forbidden)
+    monkeypatch.setattr(comparing, "judge_control", forbidden)
+    again = run("--methods", "cd,random", "--seeds", "2", "--out", str(folder), "--json")
+    assert json.loads(again.stdout) == json.loads(before.stdout)
+
+
+def test_other_settings_and_more_seeds_compute_only_what_is_missing(
+    finished: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, before = finished
+    made = []
+    real = comparing.make_coreset
+
+    def counting(plan: Any, *arguments: Any) -> Any:
+        made.append((plan.method, plan.construction.seed))
+        return real(plan, *arguments)
+
+    monkeypatch.setattr(comparing, "make_coreset", counting)
+    more = run("--methods", "cd", "--seeds", "3", "--out", str(folder), "--json")
+    assert made == [("cd", 2)]
+    first_two = rows_of(before.stdout)["cd"]["metrics"]["nll"]["values"]
+    assert rows_of(more.stdout)["cd"]["metrics"]["nll"]["values"][:2] == first_two
+    made.clear()
+    run("--methods", "cd", "--seeds", "1", "--out", str(folder), "--temperature", "0.5", "--json")
+    assert made == [("cd", 0)]
+
+
+def test_a_failing_method_is_a_row_and_the_others_go_on(
+    finished: tuple[Path, Any], tmp_path: Path, method_registry: Any
+) -> None:
+    method_registry.add("hungry", Hungry)
+    method_registry.add("failing", Failing)
+    folder = finished[0]
+    out = tmp_path / "out"
+    arguments = ["--methods", "failing,hungry,random", "--out", str(out), "--experts", str(folder / "experts")]
+    result = run(*arguments)
+    assert result.exit_code == 0
+    assert "failing: seed 0 failed: RuntimeError: The kernel image is missing." in " ".join(result.stdout.split())
+    assert "Traceback" not in result.output
+    rows = {row["method"]: row for row in json.loads((out / "comparison.json").read_text())["rows"]}
+    assert rows["hungry"]["metrics"] is rows["failing"]["metrics"] is None
+    assert "memory" in rows["hungry"]["failure"]
+    assert "More lines" not in rows["failing"]["failure"]
+    assert rows["random"]["metrics"]["accuracy"]["mean"] > 0
+    assert "Traceback" in (out / "failing" / "seed0" / "failure.txt").read_text()
+    method_registry.add("failing", ContrastiveDivergence)
+    healed = rows_of(run(*arguments, "--json").stdout)
+    assert healed["failing"]["failure"] is None
+    assert not (out / "failing" / "seed0" / "failure.txt").exists()
+
+
+def test_a_seed_that_fails_does_not_take_the_others_with_it(
+    finished: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = comparing.make_coreset
+
+    def diverges_at_seed_1(plan: Any, *arguments: Any) -> Any:
+        if plan.construction.seed == 1:
+            raise DivergenceError("The energy diverged; lower the learning rate.")
+        return real(plan, *arguments)
+
+    monkeypatch.setattr(comparing, "make_coreset", diverges_at_seed_1)
+    out = tmp_path / "out"
+    experts = str(finished[0] / "experts")
+    row = rows_of(run("--methods", "cd", "--seeds", "2", "--out", str(out), "--experts", experts, "--json").stdout)[
+        "cd"
+    ]
+    assert len(row["metrics"]["nll"]["values"]) == 1
+    assert row["failure"] == "seed 1 failed: The energy diverged; lower the learning rate."
+
+
+def test_an_interrupt_stops_the_comparison_and_leaves_what_was_done(
+    finished: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    plans = {name: plan_for(name, network="convnet:width=4") for name in ("random", "cd")}
+    real = comparing.make_coreset
+    monkeypatch.setattr(
+        comparing, "make_coreset", lambda plan, *rest: (interrupted if plan.method == "cd" else real)(plan, *rest)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        comparing.run_comparison(plans, [0], out, experts_dir=finished[0] / "experts", device="cpu")
+    rows = json.loads((out / "comparison.json").read_text())["rows"]
+    assert [row["method"] for row in rows] == [comparing.CONTROL, "random"]
+
+
+def test_paper_figures_stand_beside_our_own() -> None:
+    cell = {"ensemble": dict.fromkeys(METRICS, 0.5)}
+    plan = plan_for("fkl", dataset="cifar10", ipc=10)
+    row = comparing._row("fkl", plan, {0: cell}, {0: cell})
+    assert row.paper_accuracy == paper_figure("cifar10", 10, "fkl", "accuracy")
+    assert row.paper_accuracy is not None
+    assert f"{100 * row.paper_accuracy:.1f}, {row.paper_nll:.2f}" in row.cells()
+
+
+@pytest.mark.parametrize(
+    ("given", "construction", "sampling"),
+    [
+        (["--temperature", "0.5"], 0.5, 0.5),
+        (["--temperature", "0.5", "--construction-temperature", "1"], 1.0, 0.5),
+    ],
+)
+def test_temperature_prior_and_weights_reach_construction_and_sampling(
+    given: list[str], construction: float, sampling: float, tmp_path: Path, finished: tuple[Path, Any]
+) -> None:
+    experts = str(finished[0] / "experts")
+    arguments = [*given, "--prior-scale", "0.3", "--weights", "unit", "--experts", experts]
+    result = run("--methods", "cd", "--out", str(tmp_path / "out"), *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    stored = json.loads((tmp_path / "out" / "cd" / "seed0" / "metrics.json").read_text())["plan"]
+    assert stored["construction"]["temperature"] == construction
+    assert stored["sampling"]["temperature"] == sampling
+    assert stored["construction"]["prior_scale"] == stored["sampling"]["prior_scale"] == 0.3
+    assert stored["construction"]["weights"] == "unit"
+    assert json.loads(result.stdout)["construction"]["weights"] == "unit"
