@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 
 import pseudocoresets as pc
 from pseudocoresets._cli.app import build_app
-from pseudocoresets.construction.loop import ConstructionSettings, run_construction
+from pseudocoresets.construction.loop import run_construction
+from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.data import DATASETS
 from pseudocoresets.data.corruptions import CORRUPTIONS

@@ -14,11 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pseudocoresets.backends.fused import Accelerator, block_length, default_accelerator, set_precision
-from pseudocoresets.construction.loop import ConstructionSettings, run_construction
+from pseudocoresets.construction.loop import run_construction
+from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import DeviceMemoryError, InputError
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import Dataset, load_dataset
-from pseudocoresets.inference.sampling import PosteriorSamples, SamplingSettings
+from pseudocoresets.inference.sampling import PosteriorSamples
+from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.methods import ContrastiveDivergence, Points, Problem
 from pseudocoresets.models.networks import build_network
 from pseudocoresets.sources.experts import train_experts

@@ -13,11 +13,11 @@ import torch
 import pseudocoresets as pc
 from pseudocoresets.construction.loop import (
     Construction,
-    ConstructionSettings,
     build_method,
     real_coreset,
     run_construction,
 )
+from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import DivergenceError, FileFormatError, InputError
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import Dataset

@@ -8,7 +8,7 @@ import torch
 import pseudocoresets as pc
 from pseudocoresets.construction.loop import real_coreset
 from pseudocoresets.data import Dataset
-from pseudocoresets.inference.sampling import SAMPLERS
+from pseudocoresets.inference.settings import SAMPLERS
 from pseudocoresets.kernels import SCHEDULES
 from pseudocoresets.models.networks import build_network
 

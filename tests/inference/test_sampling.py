@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pseudocoresets as pc
-from pseudocoresets.construction.loop import ConstructionSettings, real_coreset
+from pseudocoresets.construction.loop import real_coreset
+from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.energy import Energy, potential_and_gradient
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.data import Dataset
-from pseudocoresets.inference.sampling import PROTOCOLS, SamplingSettings
+from pseudocoresets.inference.sampling import PROTOCOLS
+from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.kernels import KERNELS
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.sources.experts import Experts

@@ -21,7 +21,8 @@ from methods_problems import (
 from torch import Tensor, nn
 
 import pseudocoresets as pc
-from pseudocoresets.construction.loop import ConstructionSettings, run_construction
+from pseudocoresets.construction.loop import run_construction
+from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import Randomness

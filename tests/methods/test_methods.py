@@ -9,7 +9,8 @@ import pytest
 import torch
 from methods_problems import gradients, network_points, network_problem
 
-from pseudocoresets.construction.loop import ConstructionSettings, build_method, run_construction
+from pseudocoresets.construction.loop import build_method, run_construction
+from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import load_dataset

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pseudocoresets.construction.loop import ConstructionSettings, Learner, real_coreset
+from pseudocoresets.construction.learner import Learner
+from pseudocoresets.construction.loop import real_coreset
+from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.devices import PeakMemory, fit_threads, resolve_device
 from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.seeds import Randomness

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pseudocoresets.construction.loop import ConstructionSettings, build_method
+from pseudocoresets.construction.loop import build_method
+from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.data import FOLDER_PREFIX, find_entry
-from pseudocoresets.inference.sampling import PROTOCOLS, SamplingSettings
+from pseudocoresets.inference.sampling import PROTOCOLS
+from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.methods import METHODS
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.networks import NETWORKS, parse_name

@@ -17,13 +17,13 @@ from pseudocoresets._io.files import require_writable_folder, write_json, write_
 from pseudocoresets.construction.loop import (
     CHECKPOINT_SECONDS,
     Construction,
-    ConstructionSettings,
     build_method,
     needs_experts,
     network_for,
     real_coreset,
     run_construction,
 )
+from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.devices import fit_threads, resolve_device
 from pseudocoresets.core.progress import Progress, Silent
 from pseudocoresets.core.seeds import derive_seed
@@ -31,7 +31,8 @@ from pseudocoresets.coreset import Coreset, library_versions, require_same_shape
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.evaluation import METRICS, EvaluationReport, evaluate, pooled
-from pseudocoresets.inference.sampling import SamplingSettings, sample_posterior
+from pseudocoresets.inference.sampling import sample_posterior
+from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.methods.selection import SELECTIONS, require_class_size
 from pseudocoresets.models.networks import NetworkSpec
 from pseudocoresets.sources.experts import Experts, ExpertSettings, train_experts
