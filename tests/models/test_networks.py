@@ -392,5 +392,5 @@ def test_what_is_no_network_is_refused(network: object, message: str) -> None:
 
 
 def test_the_record_of_an_own_module_asks_for_it() -> None:
-    with pytest.raises(InputError, match="'custom:Scaled' is a module of your own.*give network="):
+    with pytest.raises(InputError, match=r"'custom:Scaled' is a module of your own.*give network="):
         from_spec(spec_from_json(as_scaled(Scaled()).spec.as_json()))
