@@ -97,6 +97,7 @@ def test_calls_are_refused_and_not_made(tmp_path: Path, protocol: int, function:
         b"\x80\x02}" + b"N" + b"".join(b"\x85q%c\x86h%ch%c\x86" % (n, n, n) for n in range(100)) + b"Ns.",
         b"\x80\x02}N\x85" + b"".join(b"}bq%ch%c\x86" % (n, n) for n in range(100)) + b"Ns.",
         b"\x80\x02}N\x85" + b"".join(b"(eq%ch%c\x86" % (n, n) for n in range(100)) + b"Ns.",
+        b"\x80\x02}(" + b"".join(pickle.dumps(n * (2**61 - 1))[11:-1] + b"N" for n in range(9, 2000)) + b"u.",
         b"\x80\x02}}b.",
         b"\x80\x02K\x01K\x02a.",
         b"\x80\x02h\x05.",

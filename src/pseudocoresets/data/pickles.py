@@ -22,12 +22,14 @@ from pseudocoresets.core.errors import FileFormatError
 
 LARGEST_FILE = 1 << 30
 """Bytes; the largest official file has 155 million."""
-MOST_TUPLES = 1000
-"""Tuples that are not the arguments of a call: they can be nested, and what is nested too deeply cannot be hashed."""
+MOST_COSTLY_KEYS = 1000
+"""Tuples that are not the arguments of a call, which can be nested too deeply to be hashed, and numbers of more than
+four bytes, many of which can have one hash."""
 
 _BROKEN = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, EOFError, pickle.UnpicklingError)
 _NUMBER_TYPE = re.compile(r"[|<>=]?(b1|[iu][1248]|f[248])")
 _TUPLES = {"EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE"}
+_COSTLY = _TUPLES | {"LONG1", "BINFLOAT"}
 _PUTS, _GETS = {"BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"BINGET", "LONG_BINGET"}
 _FILLS = {"APPEND", "APPENDS", "SETITEM", "SETITEMS", "BUILD", "MARK"}
 _STRINGS = {"SHORT_BINSTRING", "BINSTRING", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
@@ -71,11 +73,11 @@ def _check_opcodes(content: bytes) -> None:
     their own neighbours take forever to hash.
     """
     made_by: dict[int, str] = {}
-    kept_tuples, last, is_new = 0, "", False
+    costly, last, is_new = 0, "", False
     for opcode, argument, position in pickletools.genops(content):
         name = opcode.name
-        kept_tuples += (name in _TUPLES) - (name == "REDUCE" and last in _TUPLES)
-        if name not in _ALLOWED or kept_tuples > MOST_TUPLES:
+        costly += (name in _COSTLY) - (name == "REDUCE" and last in _TUPLES)
+        if name not in _ALLOWED or costly > MOST_COSTLY_KEYS:
             raise ValueError(f"opcode {name}")
         if name in _PUTS:
             index = len(made_by) if argument is None else argument
