@@ -178,7 +178,7 @@ def test_cifar_whitens_by_default_lazily_and_can_be_told_not_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted = []
-    monkeypatch.setattr("pseudocoresets.data.zca_cache.fit_zca", lambda images, device: fitted.append(images) or "zca")
+    monkeypatch.setattr("pseudocoresets.data.zca_cache.fit_zca", lambda images, **_: fitted.append(images) or "zca")
     monkeypatch.setattr("pseudocoresets.data.zca_cache.SMALLEST_KEPT", 10**9)
     write_cifar(tmp_path, CIFAR10, 2, True)
     dataset = small(CIFAR10, 20, 4).load(tmp_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,10 +11,9 @@ import torch
 
 from pseudocoresets.core.errors import FileFormatError
 from pseudocoresets.core.progress import Progress, Silent
-from pseudocoresets.data.dataset import Dataset, Split, TransformFit
+from pseudocoresets.data.dataset import Dataset, Split
 from pseudocoresets.data.download import Source, fetch_sources
-from pseudocoresets.data.transforms import fit_normalisation
-from pseudocoresets.data.zca_cache import fit_zca_once
+from pseudocoresets.data.zca_cache import FitOnDemand
 
 Reader: TypeAlias = Callable[["DatasetEntry", Path, Progress], tuple[Split, Split]]
 """Training and test data of an entry, from the folder that holds it."""
@@ -71,7 +69,7 @@ class DatasetEntry:
             train,
             test,
             self.classes if self.read_classes is None else self.read_classes(root),
-            transform_fit(self.whiten if whiten is None else whiten, device),
+            FitOnDemand(self.whiten if whiten is None else whiten, device),
             self.flippable,
         )
 
@@ -91,11 +89,6 @@ class DatasetEntry:
                 f"{len(self.classes)} classes."
             )
         return split
-
-
-def transform_fit(whiten: bool, device: str | torch.device | None = None) -> TransformFit:
-    """The function that fits normalisation, or ZCA whitening, to training images."""
-    return partial(fit_zca_once, device=device) if whiten else fit_normalisation
 
 
 def find_file(root: Path, name: str) -> Path | None:
