@@ -83,6 +83,8 @@ class DatasetEntry:
                 f"'{path}' holds {len(split.images)} images and {len(split.labels)} labels "
                 f"where {self.name} has {count}."
             )
+        if split.labels.dim() != 1:
+            raise FileFormatError(f"'{path}' holds labels of shape {tuple(split.labels.shape)}, not one per image.")
         if count and not (split.labels.min() >= 0 and split.labels.max() < len(self.classes)):
             raise FileFormatError(
                 f"'{path}' holds labels from {split.labels.min()} to {split.labels.max()} where {self.name} has "
