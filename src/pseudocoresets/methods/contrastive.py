@@ -90,7 +90,7 @@ class ContrastiveDivergence:
             return loss
         step_size = points.hyperparameters[STEP_SIZE]
         matched = (step_size - step_size.detach()) * step_size_slope(phases, step_size.detach())
-        return Loss(loss.value + matched, {**loss.terms, STEP_SIZE: step_size.detach()})
+        return loss._replace(value=loss.value + matched, terms={**loss.terms, STEP_SIZE: step_size.detach()})
 
     def sample_phases(self, points: Points, problem: Problem, randomness: Randomness) -> Phases:
         """Where the chains start and end, and the experts, without a graph."""
@@ -131,7 +131,8 @@ def phase_difference(
     x = problem.transformation(len(points.x), randomness)(points.x)
     energies = problem.energies(torch.cat([positive, negative]).detach(), x, points)
     up, down = energies[: len(positive)].mean(), energies[len(positive) :].mean()
-    return Loss(up - down, {"positive": up.detach(), "negative": down.detach()})
+    terms = {"positive": up.detach(), "negative": down.detach()}
+    return Loss(up - down, terms, energies=tuple(terms))
 
 
 def perturbed(theta: Tensor, sigma: float, randomness: Randomness) -> Tensor:
