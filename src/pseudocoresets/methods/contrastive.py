@@ -35,12 +35,12 @@ from torch import Tensor
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
+from pseudocoresets.core.registry import parse_name
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import STEP_SIZE
 from pseudocoresets.kernels import KERNELS
 from pseudocoresets.kernels.kernel import AnyKernel
 from pseudocoresets.methods.method import Hyperparameter, Loss, Problem
-from pseudocoresets.models.networks import parse_name
 
 
 class Phases(NamedTuple):
@@ -116,7 +116,7 @@ def step_size_slope(phases: Phases, step_size: Tensor) -> Tensor:
 
 def build_kernel(name: str, step_size: float) -> AnyKernel:
     """The kernel that ``name`` describes, ``"hmc"`` or ``"hmc:leapfrog_steps=5"``."""
-    plain, options = parse_name(name)
+    plain, options = parse_name(name, "sampler")
     build = KERNELS[plain]
     try:
         return build(step_size=step_size, **options)
