@@ -215,7 +215,7 @@ def _optimiser_memory(tensors: Mapping[str, Tensor], leaf: str, device: torch.de
 
 def _learns_weights(method: Method, settings: ConstructionSettings) -> bool:
     if settings.learn_weights is None:
-        return bool(getattr(method, "learns_weights", False))
+        return method.learns_weights
     return settings.learn_weights
 
 

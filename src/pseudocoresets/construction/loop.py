@@ -7,13 +7,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pseudocoresets.backends import choose_backend
 from pseudocoresets.construction.checkpoint import CheckpointKeeper
 from pseudocoresets.construction.learner import Diverged, Learner
 from pseudocoresets.construction.settings import ConstructionSettings
@@ -25,7 +26,7 @@ from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.coreset import Coreset, require_same_shape
 from pseudocoresets.data.augmentation import dsa
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.methods import METHODS, Method, Problem, RealData
+from pseudocoresets.methods import METHODS, Method, Problem, RealData, method_options_from
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, NetworkSpec, build_network
@@ -149,8 +150,8 @@ def run_construction(
 
 
 def needs_experts(method: Method) -> bool:
-    """Whether a method draws from experts; it does unless its ``needs_experts`` says otherwise."""
-    return bool(getattr(method, "needs_experts", True))
+    """Whether a method draws from experts; such as experts."""
+    return method.needs_source
 
 
 def network_for(experts: Experts | None, network: str | Network | None, data: Dataset) -> Network:
@@ -197,13 +198,13 @@ def _continued(initial: Coreset, network: NetworkSpec, method: str, seed: int, r
 
 def configuration(method: Method, settings: ConstructionSettings) -> dict[str, Any]:
     """What a coreset file records of how it was made."""
-    options: dict[str, Any] = asdict(method) if is_dataclass(method) and not isinstance(method, type) else {}
-    return {"settings": asdict(settings), "method": options}
+    return {"settings": asdict(settings), "method": method.options()}
 
 
 def build_method(method: str, options: Mapping[str, Any]) -> Method:
     """The method of that name with these options."""
     build = METHODS[method]
+    options = method_options_from(method, options)
     _check_option_types(method, build, options)
     try:
         return build(**options)
@@ -238,9 +239,10 @@ def _problem(
 
     return Problem(
         energy=Energy(model, len(data.train), settings.temperature),
-        experts=experts,
+        source=experts,
         real_data=real_data,
         augmentation=dsa(data.flippable, settings.mixed_kinds) if settings.augment else None,
+        backend=choose_backend(device),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.options import parse_name
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.models.networks.alexnet import AlexNet
 from pseudocoresets.models.networks.convnet import ConvNet
@@ -18,7 +19,7 @@ from pseudocoresets.models.networks.network import Network, NetworkSpec, Shape
 from pseudocoresets.models.networks.resnet import ResNet18
 from pseudocoresets.models.networks.vgg import VGG11
 
-__all__ = ["NETWORKS", "Network", "NetworkSpec", "Shape", "build_network", "from_spec", "spec_from_json"]
+__all__ = ["NETWORKS", "Network", "NetworkSpec", "Shape", "build_network", "from_spec", "parse_name", "spec_from_json"]
 
 NETWORKS: Registry[Callable[..., nn.Module]] = Registry(
     "network",
@@ -39,7 +40,7 @@ def build_network(name: str, shape: Shape, classes: int, **options: Any) -> Netw
 
     Options are keyword arguments or follow the name: ``"convnet:depth=3,width=128,norm=group"``.
     """
-    name, written = parse_name(name)
+    name, written = parse_name(name, "network")
     return from_spec(NetworkSpec(name, shape, classes, written | options))
 
 
@@ -58,27 +59,6 @@ def spec_from_json(record: Mapping[str, Any]) -> NetworkSpec:
     """What ``NetworkSpec.as_json`` wrote."""
     channels, height, width = record["shape"]
     return NetworkSpec(record["name"], (channels, height, width), record["classes"], record["options"])
-
-
-def parse_name(text: str) -> tuple[str, dict[str, int | float | str]]:
-    """``"convnet:depth=3,norm=group"`` as a name and its options."""
-    name, _, rest = text.partition(":")
-    options: dict[str, int | float | str] = {}
-    for item in filter(None, rest.split(",")):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise InputError(f"Network options are written NAME:key=value,key=value; got '{text}'.")
-        options[key.strip()] = _value(value.strip())
-    return name.strip(), options
-
-
-def _value(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
 
 
 def _check_options(constructor: Callable[..., nn.Module], spec: NetworkSpec) -> None:
