@@ -6,12 +6,13 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pseudocoresets.backends import Backend, choose_backend
 from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS, CheckpointKeeper
 from pseudocoresets.construction.learner import Diverged, Learner
 from pseudocoresets.construction.settings import ConstructionSettings
@@ -23,8 +24,8 @@ from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.methods import METHODS, Method, Problem
-from pseudocoresets.models.networks import Network, build_network
+from pseudocoresets.methods import METHODS, Method, Problem, method_options_from
+from pseudocoresets.models.networks import AnyNetwork, Network, as_network
 from pseudocoresets.sources.experts import Experts, require_experts_for
 
 CHECK_INTERVAL = 10
@@ -59,12 +60,13 @@ def construct(
     method: str | Method = "cd",
     ipc: int = 1,
     *,
-    network: str | Network | None = None,
+    network: AnyNetwork | None = None,
     method_options: Mapping[str, Any] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     initial: Coreset | None = None,
     device: str | torch.device = "auto",
+    backend: Backend | None = None,
     progress: Progress | None = None,
     **settings: Any,
 ) -> Coreset:
@@ -89,6 +91,7 @@ def construct(
         checkpoint_seconds=checkpoint_seconds,
         initial=initial,
         device=device,
+        backend=backend,
         progress=progress,
     )
     made.discard_checkpoint()
@@ -102,12 +105,13 @@ def run_construction(
     method: Method,
     settings: ConstructionSettings,
     *,
-    network: str | Network | None = None,
+    network: AnyNetwork | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     rescue: str | os.PathLike[str] | None = None,
     initial: Coreset | None = None,
     device: str | torch.device = "auto",
+    backend: Backend | None = None,
     progress: Progress | None = None,
 ) -> Construction:
     """The same with everything spelt out, and with the start, the history and the cost in the answer.
@@ -126,17 +130,18 @@ def run_construction(
         rescue=rescue,
         initial=initial,
         device=device,
+        backend=backend,
         progress=progress,
     )
 
 
 def image_task(
-    data: Dataset, experts: Experts | None, network: str | Network | None, name: str, method: Method
+    data: Dataset, experts: Experts | None, network: AnyNetwork | None, name: str, method: Method
 ) -> ImageTask:
     """The task of learning images, once it is sure that the method gets the experts it needs, and the right ones."""
     if experts is not None:
         require_experts_for(experts, data)
-    elif needs_experts(method):
+    elif method.needs_source:
         raise InputError(f"The method '{name}' needs experts; train some with 'bpc experts'.")
     return ImageTask(data, network_for(experts, network, data), experts)
 
@@ -152,6 +157,7 @@ def learn(
     rescue: str | os.PathLike[str] | None = None,
     initial: Coreset | None = None,
     device: str | torch.device = "auto",
+    backend: Backend | None = None,
     progress: Progress | None = None,
 ) -> Construction:
     """Learn the points of a task by a method."""
@@ -160,7 +166,7 @@ def learn(
     start = (
         about.start(settings, name, recorded) if initial is None else about.continued(initial, settings, name, recorded)
     )
-    problem = about.problem(settings, device)
+    problem = about.problem(settings, device, backend or choose_backend(device))
     learner = Learner(about.parameterisation(start, method, settings), method, settings, device)
     keeper = CheckpointKeeper(checkpoint, checkpoint_seconds, run_identity(about, name, method, settings, start))
     keeper.restore(learner, settings)
@@ -193,30 +199,24 @@ def run_identity(about: Task, name: str, method: Method, settings: ConstructionS
     return fingerprint(about.identity(), name, method, chosen, start.x, start.y, start.weights)
 
 
-def needs_experts(method: Method) -> bool:
-    """Whether a method draws from experts; it does unless its ``needs_experts`` says otherwise."""
-    return bool(getattr(method, "needs_experts", True))
-
-
-def network_for(experts: Experts | None, network: str | Network | None, data: Dataset) -> Network:
-    """The experts' network, or the one that is named where there are none."""
+def network_for(experts: Experts | None, network: AnyNetwork | None, data: Dataset) -> Network:
+    """The experts' network, or the one that is given where there are none."""
     if experts is not None:
         return experts.network
     if network is None:
         raise InputError("Without experts, say which network the coreset is for, such as network='convnet'.")
-    return build_network(network, data.shape, len(data.classes)) if isinstance(network, str) else network
+    return as_network(network, data.shape, len(data.classes))
 
 
 def configuration(method: Method, settings: ConstructionSettings) -> dict[str, Any]:
     """What a coreset file records of how it was made."""
-    if is_dataclass(method) and not isinstance(method, type):
-        return {"settings": asdict(settings), "method": asdict(method)}
-    return {"settings": asdict(settings), "method": {"fingerprint": fingerprint(method)}}
+    return {"settings": asdict(settings), "method": method.options()}
 
 
 def build_method(method: str, options: Mapping[str, Any]) -> Method:
     """The method of that name with these options."""
     build = METHODS[method]
+    options = method_options_from(method, options)
     _check_option_types(method, build, options)
     try:
         return build(**options)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from pseudocoresets.backends import Backend
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.energy import Energy, uniform_weights
 from pseudocoresets.core.fingerprint import fingerprint
@@ -36,7 +37,7 @@ class Task(Protocol):
         """The points of another coreset as the start, which remembers how they were made."""
         ...
 
-    def problem(self, settings: ConstructionSettings, device: torch.device) -> Problem:
+    def problem(self, settings: ConstructionSettings, device: torch.device, backend: Backend) -> Problem:
         """What a method may ask."""
         ...
 
@@ -66,7 +67,7 @@ class ImageTask:
         require_same_shape(initial, self.data)
         return replace(renamed(initial, settings, method, recorded), network=self.network.spec)
 
-    def problem(self, settings: ConstructionSettings, device: torch.device) -> Problem:
+    def problem(self, settings: ConstructionSettings, device: torch.device, backend: Backend) -> Problem:
         data = self.data
 
         @cache
@@ -75,18 +76,17 @@ class ImageTask:
 
         return Problem(
             energy=Energy(Classifier(self.network, settings.prior_scale), len(data.train), settings.temperature),
-            experts=self.experts,
+            source=self.experts,
             real_data=real_data,
             augmentation=dsa(data.flippable, settings.mixed_kinds) if settings.augment else None,
+            backend=backend,
         )
 
     def parameterisation(self, start: Coreset, method: Method, settings: ConstructionSettings) -> Parameterisation:
         return Parameterisation(
             start.points,
             "simplex" if settings.learn_labels else "fixed",
-            bool(getattr(method, "learns_weights", False))
-            if settings.learn_weights is None
-            else settings.learn_weights,
+            method.learns_weights if settings.learn_weights is None else settings.learn_weights,
             classes=len(start.classes),
         )
 

@@ -18,7 +18,6 @@ from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
 from pseudocoresets.construction.loop import (
     Construction,
     build_method,
-    needs_experts,
     network_for,
     run_construction,
 )
@@ -85,7 +84,7 @@ class Plan:
         stages: tuple[Stage | Plan, ...] = (*self.before, self)
         learned = (stage for stage in stages if stage.method not in SELECTIONS)
         return self.protocol == "expert" or any(
-            needs_experts(build_method(stage.method, stage.method_options)) for stage in learned
+            build_method(stage.method, stage.method_options).needs_source for stage in learned
         )
 
     def with_seed(self, seed: int) -> Plan:
