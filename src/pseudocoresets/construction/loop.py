@@ -238,7 +238,7 @@ def _problem(
 
     return Problem(
         energy=Energy(model, len(data.train), settings.temperature),
-        experts=experts,
+        source=experts,
         real_data=real_data,
         augmentation=dsa(data.flippable, settings.mixed_kinds) if settings.augment else None,
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.backends.fused import block_length, default_accelerator
-from pseudocoresets.core.devices import device_memory_error, resolve_device
+from pseudocoresets.core.devices import resolve_device
 from pseudocoresets.core.energy import Energy, FunctionTarget
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.progress import Progress, Silent, task
@@ -25,18 +24,18 @@ from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.core.state import Rates, sampling_rates
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.augmentation import Augmentation, dsa
-from pseudocoresets.data.transforms import InputTransform
-from pseudocoresets.inference.settings import NUTS, SamplingSettings
+from pseudocoresets.inference.samples import PosteriorSamples
+from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.kernels import (
     KERNELS,
     SCHEDULES,
     SGHMC,
     Langevin,
+    RunsItself,
     Schedule,
     explores,
     is_adjusted,
     run_chain,
-    sample_nuts,
     warm_up,
 )
 from pseudocoresets.models.classifier import Classifier
@@ -47,44 +46,7 @@ PROTOCOLS = ("cold", "point", "expert")
 POINT_MOMENTUM = 0.9
 POINT_DECAY_AT = 0.5
 """Fraction of the training after which the point protocol divides its learning rate by ten."""
-PREDICTED_AT_ONCE = 1000
 LARGEST_NUTS_MODEL = 20_000
-
-
-@dataclass(frozen=True)
-class PosteriorSamples:
-    """Parameters (chains, samples, size) of one network, and how to predict with them."""
-
-    parameters: Tensor
-    network: Network
-    transform: InputTransform
-    protocol: str
-    settings: SamplingSettings
-
-    def predict(self, images: Tensor) -> Tensor:
-        """Class probabilities (chains, samples, n, classes) for raw images (n, channels, height, width)."""
-        chains, samples, _ = self.parameters.shape
-        flat = self.parameters.flatten(0, 1)
-        transform = self.transform.to(flat.device)
-        with torch.no_grad():
-            parts = [self._predict_batch(flat, chunk, transform) for chunk in images.split(PREDICTED_AT_ONCE)]
-        return torch.cat(parts, 1).unflatten(0, (chains, samples))
-
-    def _predict_batch(self, parameters: Tensor, images: Tensor, transform: InputTransform) -> Tensor:
-        """Probabilities (parameters, images, classes); a batch that the device cannot hold is halved."""
-        try:
-            return self._probabilities(parameters, transform(images.to(parameters.device)))
-        except torch.OutOfMemoryError as error:
-            if len(images) == 1:
-                raise device_memory_error("predicting one image", "use fewer chains or samples", error) from None
-        halves = images.chunk(2)
-        return torch.cat([self._predict_batch(parameters, half, transform) for half in halves], 1)
-
-    def _probabilities(self, parameters: Tensor, inputs: Tensor) -> Tensor:
-        fast = default_accelerator().probabilities(self.network, parameters, inputs)
-        if fast is not None:
-            return fast
-        return torch.stack([self.network.logits(theta, inputs).float().softmax(-1) for theta in parameters])
 
 
 def sample_posterior(
@@ -117,7 +79,7 @@ def sample_posterior(
     posterior = _Posterior(coreset, used, chosen, randomness)
     with task(progress or Silent(), f"posterior of {coreset.method} ({start})", chosen.steps) as bar:
         kept = (_train_points if start == "point" else _run_chains)(posterior, positions, bar)
-    return PosteriorSamples(kept, used, coreset.transform, start, chosen)
+    return PosteriorSamples(kept, posterior.model, start, chosen, transform=coreset.transform)
 
 
 class _Posterior:
@@ -128,8 +90,8 @@ class _Posterior:
         self.network = network
         self.settings = settings
         self.randomness = randomness
-        self._model = Classifier(network, settings.prior_scale)
-        self.energy = Energy(self._model, coreset.data_size, settings.temperature)
+        self.model = Classifier(network, settings.prior_scale)
+        self.energy = Energy(self.model, coreset.data_size, settings.temperature)
         self.augmentation: Augmentation | None = (
             dsa(coreset.flippable, settings.mixed_kinds) if settings.augment else None
         )
@@ -167,7 +129,7 @@ class _Posterior:
             return None
         runner.set_position(positions)
         runner.set_labels(self._y, self._weights / self.energy.data_size)
-        decay = self._model.decay(self.energy.data_size)
+        decay = self.model.decay(self.energy.data_size)
         found = []
         for step in range(0, max(milestones), length):
             runner.set_rates([rates(t) for t in range(step, step + length)], decay)
@@ -183,11 +145,11 @@ class _Posterior:
 def _run_chains(posterior: _Posterior, positions: Tensor, bar: Progress) -> Tensor:
     """Kept positions (chains, samples, size) of the chosen sampler."""
     settings = posterior.settings
-    if settings.sampler == NUTS:
-        kept = _run_nuts(posterior, positions)
+    kernel = KERNELS[settings.sampler](step_size=settings.step_size)
+    if isinstance(kernel, RunsItself):
+        kept = _run_itself(kernel, posterior, positions)
         bar.advance(settings.steps)
         return kept
-    kernel = KERNELS[settings.sampler](step_size=settings.step_size)
     schedule = SCHEDULES[settings.schedule](settings.steps)
     if isinstance(kernel, Langevin | SGHMC):
         temperature = settings.temperature / posterior.energy.data_size
@@ -228,22 +190,15 @@ def rates_at(t: int, kernel: Langevin | SGHMC, schedule: Schedule, temperature: 
     )
 
 
-def _run_nuts(posterior: _Posterior, positions: Tensor) -> Tensor:
+def _run_itself(kernel: RunsItself, posterior: _Posterior, positions: Tensor) -> Tensor:
     settings = posterior.settings
     if positions.shape[1] > LARGEST_NUTS_MODEL:
         raise InputError(
             f"NUTS is for models of at most {LARGEST_NUTS_MODEL:,} parameters; this network has "
             f"{positions.shape[1]:,}. Use langevin, sghmc or hmc."
         )
-    run = sample_nuts(
-        posterior.target(augment=False),
-        positions,
-        draws=settings.samples,
-        warmup=max(1, round(settings.burn_in * settings.steps)),
-        seed=settings.seed,
-        metric="diagonal",
-    )
-    return run.samples
+    warmup = max(1, round(settings.burn_in * settings.steps))
+    return kernel.run(posterior.target(augment=False), positions, settings.samples, warmup, settings.seed).samples
 
 
 def _train_points(posterior: _Posterior, positions: Tensor, bar: Progress) -> Tensor:

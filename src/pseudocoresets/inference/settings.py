@@ -6,12 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.registry import Registry
 from pseudocoresets.kernels import KERNELS, SCHEDULES, Cyclical
-
-NUTS = "nuts"
-SAMPLERS: Registry[str] = Registry("sampler", {name: name for name in (*KERNELS, NUTS)})
-"""Every sampler that inference takes by name."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +31,7 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         if min(self.chains, self.steps, self.samples) < 1:
             raise InputError("Sampling needs at least one chain, one step and one sample.")
-        SAMPLERS[self.sampler]
+        KERNELS[self.sampler]
         SCHEDULES[self.schedule]
         if not 0 <= self.burn_in < 1:
             raise InputError(f"Burn-in is a fraction of the steps, from 0 to below 1; got {self.burn_in}.")

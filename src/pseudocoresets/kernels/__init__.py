@@ -1,7 +1,4 @@
-"""Samplers by name: one Markov transition each.
-
-NUTS draws whole runs instead of single transitions, so it stands beside them as ``sample_nuts``.
-"""
+"""Samplers by name: one Markov transition each."""
 
 from __future__ import annotations
 
@@ -11,10 +8,11 @@ from pseudocoresets.core.registry import Registry
 from pseudocoresets.kernels.adaptation import DualAveraging, WarmUp, adapt_step_size, warm_up, with_step_size
 from pseudocoresets.kernels.chain import Chain, advance, run_chain
 from pseudocoresets.kernels.hmc import HMC
-from pseudocoresets.kernels.kernel import AnyKernel, Info, Kernel, is_adjusted
+from pseudocoresets.kernels.kernel import AdjustedKernel, AnyKernel, Info, Kernel, Run, RunsItself, is_adjusted
 from pseudocoresets.kernels.langevin import Langevin
 from pseudocoresets.kernels.mala import MALA
-from pseudocoresets.kernels.nuts import NutsRun, sample_nuts
+from pseudocoresets.kernels.nuts import NUTS
+from pseudocoresets.kernels.runs import sample_chains
 from pseudocoresets.kernels.schedules import SCHEDULES, Constant, Cosine, Cyclical, Polynomial, Schedule, explores
 from pseudocoresets.kernels.sghmc import SGHMC
 
@@ -22,8 +20,10 @@ __all__ = [
     "HMC",
     "KERNELS",
     "MALA",
+    "NUTS",
     "SCHEDULES",
     "SGHMC",
+    "AdjustedKernel",
     "AnyKernel",
     "Chain",
     "Constant",
@@ -33,8 +33,9 @@ __all__ = [
     "Info",
     "Kernel",
     "Langevin",
-    "NutsRun",
     "Polynomial",
+    "Run",
+    "RunsItself",
     "Schedule",
     "WarmUp",
     "adapt_step_size",
@@ -42,12 +43,12 @@ __all__ = [
     "explores",
     "is_adjusted",
     "run_chain",
-    "sample_nuts",
+    "sample_chains",
     "warm_up",
     "with_step_size",
 ]
 
 KERNELS: Registry[Callable[..., AnyKernel]] = Registry(
-    "sampler", {"langevin": Langevin, "mala": MALA, "sghmc": SGHMC, "hmc": HMC}
+    "sampler", {"langevin": Langevin, "mala": MALA, "sghmc": SGHMC, "hmc": HMC, "nuts": NUTS}
 )
 """Every Markov kernel by name; each takes ``step_size``."""

@@ -12,32 +12,70 @@ from pseudocoresets.methods.contrastive_wasserstein import ContrastiveWasserstei
 from pseudocoresets.methods.forward_kl import ForwardKL
 from pseudocoresets.methods.forward_kl_hmc import ForwardKLByHMC
 from pseudocoresets.methods.forward_kl_laplace import ForwardKLByLaplace
-from pseudocoresets.methods.method import Hyperparameter, Loss, Method, ParameterSource, Problem, RealData
+from pseudocoresets.methods.gaussian_reverse_kl import GaussianPSVI, GaussianReverseKL
+from pseudocoresets.methods.laplace_wasserstein import LaplaceWasserstein
+from pseudocoresets.methods.method import Hyperparameter, Loss, Method, Problem, RealData
+from pseudocoresets.methods.moment_matching import MomentMatching
 from pseudocoresets.methods.psvi import PseudocoresetVI
 from pseudocoresets.methods.reverse_kl import ReverseKL
+from pseudocoresets.methods.rows import row_problem
+from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC
+from pseudocoresets.methods.selection.hilbert import FrankWolfe, Giga
+from pseudocoresets.methods.selection.sparse_vi import SparseVI
+from pseudocoresets.methods.selection.uniform import Uniform
+from pseudocoresets.methods.selection.weights import QuasiNewton
+from pseudocoresets.methods.solver import Solver
+from pseudocoresets.methods.starts import starting_points
 from pseudocoresets.methods.wasserstein import Wasserstein
+
+SOLVERS: tuple[type[Solver], ...] = (
+    MomentMatching,
+    GaussianReverseKL,
+    GaussianPSVI,
+    LaplaceWasserstein,
+    Uniform,
+    FrankWolfe,
+    Giga,
+    SparseVI,
+    QuasiNewton,
+    CoresetMCMC,
+)
+"""Those that find their points directly, for models whose curvature is known."""
 
 __all__ = [
     "BPTT",
     "METHODS",
+    "SOLVERS",
     "ContrastiveDivergence",
     "ContrastiveWasserstein",
+    "CoresetMCMC",
     "ForwardKL",
     "ForwardKLByHMC",
     "ForwardKLByLaplace",
+    "FrankWolfe",
+    "GaussianPSVI",
+    "GaussianReverseKL",
+    "Giga",
     "Hyperparameter",
+    "LaplaceWasserstein",
     "Loss",
     "Method",
-    "ParameterSource",
+    "MomentMatching",
     "Points",
     "Problem",
     "PseudocoresetVI",
+    "QuasiNewton",
     "RealData",
     "ReverseKL",
+    "Solver",
+    "SparseVI",
+    "Uniform",
     "Wasserstein",
+    "row_problem",
+    "starting_points",
 ]
 
-METHODS: Registry[Callable[..., Method]] = Registry(
+METHODS: Registry[Callable[..., Method | Solver]] = Registry(
     "method",
     {
         "cd": ContrastiveDivergence,
@@ -49,6 +87,7 @@ METHODS: Registry[Callable[..., Method]] = Registry(
         "psvi": PseudocoresetVI,
         "cd-wasserstein": ContrastiveWasserstein,
         "bptt": BPTT,
-    },
+    }
+    | {solver.name: solver for solver in SOLVERS},
 )
-"""Every construction method by name."""
+"""Every construction method by name: those that estimate a gradient for the construction loop, and solvers."""

@@ -94,9 +94,9 @@ class ContrastiveDivergence:
 
     def sample_phases(self, points: Points, problem: Problem, randomness: Randomness) -> Phases:
         """Where the chains start and end, and the experts, without a graph."""
-        if problem.experts is None:
+        if problem.source is None:
             raise InputError("Contrastive divergence needs experts; train some first.")
-        draw = problem.experts.draw(self.chains, self.max_start_epoch, self.expert_epochs, randomness)
+        draw = problem.source.draw(self.chains, self.max_start_epoch, self.expert_epochs, randomness)
         start = perturbed(draw.start, self.sigma, randomness)
         positive = start if self.expert_epochs == 0 else perturbed(draw.later, self.sigma, randomness)
         step_size = (

@@ -10,11 +10,11 @@ from torch import Tensor
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.source import Draw
 from pseudocoresets.data.augmentation import Transformation
 from pseudocoresets.kernels import Langevin
 from pseudocoresets.methods.contrastive import perturbed, phase_difference
 from pseudocoresets.methods.method import Loss, Problem
-from pseudocoresets.sources.experts.store import Draw
 
 REAL_IMAGES_AT_ONCE = 256
 SMALLEST_PROBABILITY = 1e-30
@@ -24,9 +24,9 @@ def draw_pairs(
     problem: Problem, method: str, chains: int, max_start_epoch: int | None, expert_epochs: int, randomness: Randomness
 ) -> Draw:
     """Snapshots theta_s and theta_{s + ahead} of ``chains`` random experts."""
-    if problem.experts is None:
+    if problem.source is None:
         raise InputError(f"{method} needs experts; train some first.")
-    return problem.experts.draw(chains, max_start_epoch, expert_epochs, randomness)
+    return problem.source.draw(chains, max_start_epoch, expert_epochs, randomness)
 
 
 def descend(

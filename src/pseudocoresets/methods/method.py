@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -12,19 +12,16 @@ from torch import Tensor
 
 from pseudocoresets.backends.fused import Accelerator, block_length, default_accelerator
 from pseudocoresets.core.energy import Energy, FunctionTarget
-from pseudocoresets.core.points import Points
+from pseudocoresets.core.gaussian import Gaussian
+from pseudocoresets.core.points import FullData, Points
 from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.source import PosteriorSource
 from pseudocoresets.core.state import sampling_rates
 from pseudocoresets.data.augmentation import Augmentation, Transformation
 from pseudocoresets.kernels import AnyKernel, Langevin, advance, is_adjusted
 from pseudocoresets.models.classifier import Classifier
-from pseudocoresets.sources.experts.store import Draw
 
-
-class ParameterSource(Protocol):
-    """Where samples of the (approximate) full-data posterior come from; expert trajectories are one."""
-
-    def draw(self, count: int, max_start_epoch: int | None, expert_epochs: int, randomness: Randomness) -> Draw: ...
+POINTS_AT_ONCE = 1000
 
 
 class RealData:
@@ -42,11 +39,16 @@ class RealData:
         """``size`` points drawn with replacement: inputs and labels."""
         device = randomness.device.device
         index = torch.randint(len(self), (size,), generator=randomness.device, device=device)
-        return self.points(index)
+        return self.rows(index)
 
-    def points(self, index: Tensor) -> tuple[Tensor, Tensor]:
+    def rows(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels of chosen points."""
-        return self._transform(self._images[index]), self._labels[index]
+        return self._transform(self._images[indices]), self._labels[indices]
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """All points, in order."""
+        for part in torch.arange(len(self), device=self._labels.device).split(POINTS_AT_ONCE):
+            yield self.rows(part)
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,12 @@ class Problem:
     """What a method may ask: the energy, samples of the full-data posterior, the real data, augmentation."""
 
     energy: Energy
-    experts: ParameterSource | None = None
-    real_data: Callable[[], RealData] | None = None
+    source: PosteriorSource | None = None
+    real_data: Callable[[], FullData] | None = None
     augmentation: Augmentation | None = None
     accelerator: Accelerator = field(default_factory=default_accelerator)
+    coordinates: Callable[[Points], Gaussian] | None = None
+    """Where given, kernels run and noise is drawn in coordinates whitened by this Gaussian."""
 
     def energies(self, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
         """E(x, theta_j) / n for each parameter set, with the labels and weights of ``points``."""

@@ -41,6 +41,7 @@ from torch import Tensor
 
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.source import Draw
 from pseudocoresets.core.state import STEP_SIZE, at_rest
 from pseudocoresets.gradients.adjoint import (
     Descent,
@@ -55,7 +56,6 @@ from pseudocoresets.gradients.adjoint import (
 )
 from pseudocoresets.methods.estimator import draw_pairs, require_at_least
 from pseudocoresets.methods.method import Hyperparameter, Loss, Problem
-from pseudocoresets.sources.experts.store import Draw
 
 GRADIENTS = ("differences", "constant-memory", "unrolled", "detached")
 

@@ -225,7 +225,7 @@ class _Bench:
         learner = Learner(start, method, settings, self._device)
         problem = Problem(
             Energy(Classifier(self._network), self._scale.train_images),
-            experts=experts or self._random_experts(),
+            source=experts or self._random_experts(),
             augmentation=dsa(flippable=True),
         )
         randomness = Randomness.for_purpose(0, "bench", device=self._device)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,6 +20,7 @@ from torch import Tensor
 from pseudocoresets._io.files import make_folder, read_json, write_json, write_tensors
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.source import Draw
 from pseudocoresets.models.networks import Network, NetworkSpec, from_spec, spec_from_json
 
 FORMAT = "expert store"
@@ -41,14 +42,6 @@ class ExpertSettings:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1 or not self.learning_rate > 0:
             raise InputError("Experts need at least one epoch, a batch of at least one, and a positive learning rate.")
-
-
-class Draw(NamedTuple):
-    """Pairs of snapshots of the same experts, each (count, parameters)."""
-
-    start: Tensor
-    later: Tensor
-    """``expert_epochs`` epochs after ``start``."""
 
 
 class Trajectory(Protocol):
