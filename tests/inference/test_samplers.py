@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pseudocoresets as pc
-from pseudocoresets.construction.loop import real_coreset
+from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.data import Dataset
 from pseudocoresets.kernels import KERNELS, SCHEDULES
 from pseudocoresets.models.networks import build_network

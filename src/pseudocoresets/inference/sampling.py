@@ -79,7 +79,7 @@ def sample_posterior(
     posterior = _Posterior(coreset, used, chosen, randomness)
     with task(progress or Silent(), f"posterior of {coreset.method} ({start})", chosen.steps) as bar:
         kept = (_train_points if start == "point" else _run_chains)(posterior, positions, bar)
-    return PosteriorSamples(kept, posterior.model, start, chosen, transform=coreset.transform)
+    return PosteriorSamples(kept, posterior.model, start, chosen, transform=coreset.require_images())
 
 
 class _Posterior:

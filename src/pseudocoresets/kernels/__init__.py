@@ -49,6 +49,8 @@ __all__ = [
 ]
 
 KERNELS: Registry[Callable[..., AnyKernel]] = Registry(
-    "sampler", {"langevin": Langevin, "mala": MALA, "sghmc": SGHMC, "hmc": HMC, "nuts": NUTS}
+    "sampler",
+    {"langevin": Langevin, "mala": MALA, "sghmc": SGHMC, "hmc": HMC, "nuts": NUTS},
+    group="pseudocoresets.kernels",
 )
 """Every Markov kernel by name; each takes ``step_size``."""

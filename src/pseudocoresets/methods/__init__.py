@@ -89,5 +89,6 @@ METHODS: Registry[Callable[..., Method | Solver]] = Registry(
         "bptt": BPTT,
     }
     | {solver.name: solver for solver in SOLVERS},
+    group="pseudocoresets.methods",
 )
 """Every construction method by name: those that estimate a gradient for the construction loop, and solvers."""
