@@ -8,8 +8,7 @@ import torch
 import pseudocoresets as pc
 from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.data import Dataset
-from pseudocoresets.inference.settings import SAMPLERS
-from pseudocoresets.kernels import SCHEDULES
+from pseudocoresets.kernels import KERNELS, SCHEDULES
 from pseudocoresets.models.networks import build_network
 
 STEP_SIZES = {"langevin": 0.1, "sghmc": 0.02, "mala": 1e-4, "hmc": 1e-3, "nuts": 1e-3}
@@ -22,7 +21,7 @@ def control() -> tuple[Dataset, pc.Coreset]:
     return data, real_coreset(data, pc.ConstructionSettings(ipc=2), network.spec, "random")
 
 
-@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+@pytest.mark.parametrize("sampler", sorted(KERNELS))
 def test_every_sampler_gives_finite_samples_that_differ(sampler: str, control: tuple[Dataset, pc.Coreset]) -> None:
     _, coreset = control
     samples = pc.sample_posterior(

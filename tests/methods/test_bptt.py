@@ -158,7 +158,7 @@ def continuing(method: BPTT, restart: bool = False) -> Randomness:
 def test_real_slopes_are_gathered_over_parts() -> None:
     """More images than go into one part, at two places."""
     problem = smooth_problem()
-    x, y = problem.real_data().points(torch.arange(REAL).repeat(20))
+    x, y = problem.real_data().rows(torch.arange(REAL).repeat(20))
     thetas = smooth_network().initialise(1, 2).to(DOUBLE).requires_grad_()
     whole = -problem.energy.model.log_likelihood(thetas, x, y).mean(-1)
     energies, slopes = real_slopes(problem, thetas, x, y)

@@ -72,7 +72,7 @@ def test_the_gradient_is_the_estimator_with_the_negative_parameters_held_fixed(
     gradients = torch.autograd.grad(loss.value, [points.x, points.weights])
 
     randomness = Randomness.for_purpose(7, "test")
-    draw = problem.experts.draw(chains, 4, expert_epochs, randomness)  # type: ignore[union-attr]
+    draw = problem.source.draw(chains, 4, expert_epochs, randomness)  # type: ignore[union-attr]
     start = draw.start + (sigma * torch.randn(draw.start.shape, generator=randomness.device) if sigma else 0)
     positive = start
     if expert_epochs:
@@ -108,7 +108,7 @@ def test_the_gradient_is_the_estimator_with_the_negative_parameters_held_fixed(
 def test_experts_are_asked_for_what_the_settings_say() -> None:
     problem, points, _ = problem_and_points(None)
     ContrastiveDivergence(2, max_start_epoch=1, chains=3, steps=1).loss(points, problem, Randomness.for_purpose(0, "t"))
-    count, max_start_epoch, expert_epochs, _ = problem.experts.draws[0]  # type: ignore[union-attr]
+    count, max_start_epoch, expert_epochs, _ = problem.source.draws[0]  # type: ignore[union-attr]
     assert (count, max_start_epoch, expert_epochs) == (3, 1, 2)
 
 

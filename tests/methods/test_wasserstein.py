@@ -21,7 +21,7 @@ from pseudocoresets.methods import METHODS, ContrastiveWasserstein, Points, Prob
 
 def plain_unrolled(points: Points, problem: Problem, steps: int, detach: bool = False) -> Tensor:
     """The definition, straight: k steps of gradient descent on the coreset, without augmentation."""
-    draw = problem.experts.draw(2, None, 1, Randomness.for_purpose(0))
+    draw = problem.source.draw(2, None, 1, Randomness.for_purpose(0))
     theta = draw.start.clone().requires_grad_()
     for _ in range(steps):
         at = theta.detach().requires_grad_() if detach else theta
@@ -184,7 +184,7 @@ def test_combination_is_the_sum_of_its_two_losses() -> None:
     method = ContrastiveWasserstein(expert_epochs=1, steps=5, chains=2, step_size=0.1, sigma=0.0, weight=0.3)
     loss = method.loss(points, problem, Randomness.for_purpose(0))
     match = method.matching().loss(points, problem, Randomness.for_purpose(0))
-    draw = problem.experts.draw(2, None, 1, Randomness.for_purpose(0))
+    draw = problem.source.draw(2, None, 1, Randomness.for_purpose(0))
     theta = draw.start.clone()
     for _ in range(5):
         theta.requires_grad_()
