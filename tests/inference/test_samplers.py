@@ -8,7 +8,7 @@ import torch
 import pseudocoresets as pc
 from pseudocoresets.construction.loop import real_coreset
 from pseudocoresets.data import Dataset
-from pseudocoresets.inference.settings import SAMPLERS
+from pseudocoresets.inference.settings import sampler_names
 from pseudocoresets.kernels import SCHEDULES
 from pseudocoresets.models.networks import build_network
 
@@ -22,7 +22,7 @@ def control() -> tuple[Dataset, pc.Coreset]:
     return data, real_coreset(data, pc.ConstructionSettings(ipc=2), network.spec, "random")
 
 
-@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+@pytest.mark.parametrize("sampler", sorted(sampler_names()))
 def test_every_sampler_gives_finite_samples_that_differ(sampler: str, control: tuple[Dataset, pc.Coreset]) -> None:
     _, coreset = control
     samples = pc.sample_posterior(

@@ -56,7 +56,7 @@ def test_gradient_reaches_everything_learned_and_repeats(name: str) -> None:
     images = torch.randn(20, 1, 8, 8, generator=generator, dtype=torch.float64)
     real = RealData(images, torch.arange(20) % 3, lambda x: x)
     base = network_problem(chains=1, augmentation=dsa(flippable=False))
-    problem = Problem(base.energy, base.experts, lambda: real, base.augmentation)
+    problem = Problem(base.energy, base.source, lambda: real, base.augmentation)
     method = METHODS[name](**SMALL[name])
     points = network_points(**{key: extra.value for key, extra in method.hyperparameters().items()})
     found = []
@@ -125,7 +125,7 @@ def test_contrastive_divergence_takes_other_kernels(kernel: str) -> None:
     problem = network_problem(chains=2, augmentation=dsa(flippable=False))
     method = ContrastiveDivergence(expert_epochs=1, chains=2, steps=3, kernel=kernel, step_size=0.05)
     points = network_points()
-    start = problem.experts.draw(2, None, 1, Randomness.for_purpose(0)).start
+    start = problem.source.draw(2, None, 1, Randomness.for_purpose(0)).start
     negative = method.sample_phases(points, problem, Randomness.for_purpose(0)).negative
     assert torch.isfinite(negative).all()
     assert (negative - start).norm(dim=1).min() > 0.01
