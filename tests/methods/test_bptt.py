@@ -112,7 +112,9 @@ def test_differences_come_to_the_exact_gradient_with_the_square_of_the_radius(mo
         return gradients(method.loss(points, problem, Randomness.for_purpose(4)).value, points)["x"]
 
     exact = gradient(gradient="stored")
-    errors = [float((gradient(gradient=Differences(radius)) - exact).norm() / exact.norm()) for radius in (0.1, 0.05, 0.025)]
+    errors = [
+        float((gradient(gradient=Differences(radius)) - exact).norm() / exact.norm()) for radius in (0.1, 0.05, 0.025)
+    ]
     assert errors[0] < 0.01
     for coarse, fine in pairwise(errors):
         # A central difference: halving the radius quarters the error, up to the next order, radius^2.

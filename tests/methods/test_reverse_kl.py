@@ -73,7 +73,9 @@ def test_covariance_gradient_is_that_of_the_closed_form_divergence() -> None:
 def test_a_batch_of_real_data_leaves_the_gradient_unbiased() -> None:
     problem = gaussian_problem()
     samples = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
-    draws = torch.stack([real_energies(problem, "A test", samples, 8, Randomness.for_purpose(s), 50) for s in range(400)])
+    draws = torch.stack(
+        [real_energies(problem, "A test", samples, 8, Randomness.for_purpose(s), 50) for s in range(400)]
+    )
     error = draws.std(0) / math.sqrt(len(draws))
     assert ((draws.mean(0) - exact_real_energies(problem, samples)).abs() < 5 * error).all()
 

@@ -85,9 +85,7 @@ def test_differences_are_the_exact_gradient_where_no_unit_switches() -> None:
     points = network_points(step_size=0.1)
     wanted, found = (
         gradients(
-            Wasserstein(steps=7, chains=2, gradient=gradient)
-            .loss(points, problem, Randomness.for_purpose(11))
-            .value,
+            Wasserstein(steps=7, chains=2, gradient=gradient).loss(points, problem, Randomness.for_purpose(11)).value,
             points,
         )
         for gradient in (Stored(), Differences(radius=1e-4))
