@@ -190,6 +190,11 @@ class InterpretedBackend(FusedBackend):
     def _trajectory_block_length(self, steps: int, images: int) -> int:
         return self._steps
 
+    def _layout(self, network: Network, device: torch.device) -> Layout:
+        layout = super()._layout(network, device)
+        assert layout is not None, "nothing here may go the plain way"
+        return layout
+
 
 def check_run_chain(kernel: AnyKernel, schedule: Schedule | None) -> dict[str, float]:
     """A kernel without noise under a schedule, in two blocks, against the plain backend in float64."""
