@@ -37,7 +37,7 @@ def gaussian_problem() -> Problem:
 
 
 def full_posterior() -> tuple[Tensor, Tensor]:
-    x, _ = gaussian_real_data(DATA_SIZE).points(torch.arange(DATA_SIZE))
+    x, _ = gaussian_real_data(DATA_SIZE).rows(torch.arange(DATA_SIZE))
     return GaussianModel().posterior(x, torch.ones(DATA_SIZE, dtype=DOUBLE))
 
 
@@ -59,7 +59,7 @@ def test_covariance_gradient_is_that_of_the_closed_form_divergence() -> None:
     estimates = []
     for seed in range(20):
         randomness = Randomness.for_purpose(seed)
-        samples = gaussian_samples(mean[None], 2000, float(variance.sqrt()), randomness)
+        samples = gaussian_samples(points, problem, mean[None], 2000, float(variance.sqrt()), randomness)
         real = exact_real_energies(problem, samples)
         loss = covariance_loss(points, problem, samples, real, DATA_SIZE, randomness, at_once=2000)
         estimates.append(gradients(loss.value, points))
@@ -73,7 +73,9 @@ def test_covariance_gradient_is_that_of_the_closed_form_divergence() -> None:
 def test_a_batch_of_real_data_leaves_the_gradient_unbiased() -> None:
     problem = gaussian_problem()
     samples = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
-    draws = torch.stack([real_energies(problem, samples, 8, Randomness.for_purpose(s), 50) for s in range(400)])
+    draws = torch.stack(
+        [real_energies(problem, "A test", samples, 8, Randomness.for_purpose(s), 50) for s in range(400)]
+    )
     error = draws.std(0) / math.sqrt(len(draws))
     assert ((draws.mean(0) - exact_real_energies(problem, samples)).abs() < 5 * error).all()
 
