@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from pseudocoresets.backends import Backend, PlainBackend, choose_backend
-from pseudocoresets.construction.loop import real_coreset, run_construction
+from pseudocoresets.construction.loop import run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
+from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.energy import Energy, uniform_weights
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.source import Draw

@@ -7,21 +7,9 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.registry import Registry
+from pseudocoresets.core.registry import Registry, parse_name
 
 T = TypeVar("T")
-
-
-def parse_name(text: str, kind: str = "network") -> tuple[str, dict[str, int | float | str]]:
-    """A name and its options; ``kind`` is what an error calls the part."""
-    name, _, rest = text.partition(":")
-    options: dict[str, int | float | str] = {}
-    for item in filter(None, rest.split(",")):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise InputError(f"The options of a {kind} are written NAME:key=value,key=value; got '{text}'.")
-        options[key.strip()] = _value(value.strip())
-    return name.strip(), options
 
 
 def build_named(registry: Registry[Callable[..., T]], text: str, **defaults: Any) -> T:
@@ -41,12 +29,3 @@ def written(part: Any, registry: Mapping[str, Any]) -> str:
     own = fields(part) if is_dataclass(part) else ()
     options = ",".join(f"{field.name}={getattr(part, field.name)}" for field in own)
     return f"{name}:{options}" if options else name
-
-
-def _value(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text

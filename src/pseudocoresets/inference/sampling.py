@@ -35,7 +35,7 @@ from pseudocoresets.kernels import (
     warm_up,
 )
 from pseudocoresets.models.classifier import Classifier
-from pseudocoresets.models.networks import Network, build_network, from_spec
+from pseudocoresets.models.networks import AnyNetwork, Network, as_network, from_spec
 from pseudocoresets.sources.experts import Experts
 
 PROTOCOLS = ("cold", "point", "expert")
@@ -84,7 +84,7 @@ def sample_posterior(
     start: str = "cold",
     chains: int = 5,
     *,
-    network: str | Network | None = None,
+    network: AnyNetwork | None = None,
     experts: Experts | None = None,
     device: str | torch.device = "auto",
     backend: Backend | None = None,
@@ -109,7 +109,7 @@ def sample_posterior(
     posterior = _Posterior(coreset, used, chosen, randomness, backend or choose_backend(device))
     with task(progress or Silent(), f"posterior of {coreset.method} ({start})", chosen.steps) as bar:
         kept = (posterior.train_points if start == "point" else posterior.sample)(positions, bar)
-    return PosteriorSamples(kept, used, coreset.transform, start, chosen, posterior.backend)
+    return PosteriorSamples(kept, used, coreset.require_images(), start, chosen, posterior.backend)
 
 
 class _Posterior:
@@ -196,12 +196,10 @@ class _Posterior:
         return run.samples
 
 
-def _network_for(coreset: Coreset, network: str | Network | None) -> Network:
-    if isinstance(network, Network):
-        return network
+def _network_for(coreset: Coreset, network: AnyNetwork | None) -> Network:
     if network is not None:
         channels, height, width = coreset.images.shape[1:]
-        return build_network(network, (channels, height, width), len(coreset.classes))
+        return as_network(network, (channels, height, width), len(coreset.classes))
     if coreset.network is None:
         raise InputError("The coreset does not name a network; say which one to use.")
     return from_spec(coreset.network)
@@ -214,6 +212,6 @@ def _start_positions(
         return network.initialise(derive_seed(settings.seed, "cold start"), settings.chains, device)
     if experts is None:
         raise InputError("The expert protocol starts from experts; give their folder, or use the cold protocol.")
-    if experts.network.spec != network.spec:
+    if experts.network.fingerprint != network.fingerprint:
         raise InputError("The experts are of another network than the one to be sampled; give matching experts.")
     return torch.stack([experts.snapshot(i % len(experts), -1) for i in range(settings.chains)]).to(device)

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.options import parse_name, written
-from pseudocoresets.core.registry import Registry
+from pseudocoresets.core.options import written
+from pseudocoresets.core.registry import Registry, parse_name
 from pseudocoresets.kernels import KERNELS, SCHEDULES, AnyKernel, Cyclical
 
 NUTS = "nuts"

@@ -53,5 +53,7 @@ _METHODS: tuple[type[GradientMethod], ...] = (
     ContrastiveWasserstein,
     BPTT,
 )
-METHODS: Registry[Callable[..., GradientMethod]] = Registry("method", {method.name: method for method in _METHODS})
+METHODS: Registry[Callable[..., GradientMethod]] = Registry(
+    "method", {method.name: method for method in _METHODS}, group="pseudocoresets.methods"
+)
 """Every construction method by name."""

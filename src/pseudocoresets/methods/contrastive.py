@@ -92,7 +92,7 @@ class ContrastiveDivergence(GradientMethod):
             return loss
         step_size = points.hyperparameters[STEP_SIZE]
         matched = (step_size - step_size.detach()) * step_size_gradient(phases, step_size.detach())
-        return Loss(loss.value + matched, {**loss.terms, STEP_SIZE: step_size.detach()})
+        return loss._replace(value=loss.value + matched, terms={**loss.terms, STEP_SIZE: step_size.detach()})
 
     def sample_phases(self, points: Points, problem: Problem, randomness: Randomness) -> Phases:
         """Where the chains start and end, and the experts, without a graph."""

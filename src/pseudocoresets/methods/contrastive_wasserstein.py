@@ -71,7 +71,5 @@ class ContrastiveWasserstein(GradientMethod):
         positive = problem.perturbed(draw.later, self.sigma, points, randomness)
         negative = problem.perturbed(match.end.position, self.sigma, points, randomness)
         contrast = phase_difference(points, problem, positive, negative, randomness)
-        return Loss(
-            contrast.value + self.weight * match.loss,
-            {**contrast.terms, "distance": match.loss.detach()},
-        )
+        terms = {**contrast.terms, "distance": match.loss.detach()}
+        return contrast._replace(value=contrast.value + self.weight * match.loss, terms=terms)

@@ -41,7 +41,8 @@ def phase_difference(
     x = problem.transformation(len(points.x), randomness)(points.x)
     energies = problem.energies(torch.cat([positive, negative]).detach(), x, points)
     up, down = energies[: len(positive)].mean(), energies[len(positive) :].mean()
-    return Loss(up - down, {"positive": up.detach(), "negative": down.detach()})
+    terms = {"positive": up.detach(), "negative": down.detach()}
+    return Loss(up - down, terms, energies=tuple(terms))
 
 
 def energy_difference(
@@ -61,7 +62,7 @@ def energy_difference(
         loss = phase_difference(gatherer.points, problem, up, down, randomness)
         gatherer.add(share * loss.value)
         terms = {name: terms.get(name, 0.0) + share * value for name, value in loss.terms.items()}
-    return Loss(gatherer.total(), terms)
+    return Loss(gatherer.total(), terms, energies=tuple(terms))
 
 
 class GradientGatherer:
@@ -117,7 +118,8 @@ def covariance_loss(
         mine = problem.energies(group, seen, gatherer.points)
         gatherer.add(scale * (residual * mine).sum())
     value = gatherer.total(value=scale / 2 * gap.var())
-    return Loss(value, {"core": energies.mean(), "real": real_energies.mean()})
+    terms = {"core": energies.mean(), "real": real_energies.mean()}
+    return Loss(value, terms, energies=tuple(terms))
 
 
 def real_energies(

@@ -14,16 +14,15 @@ from typing import Any, NamedTuple
 import torch
 
 from pseudocoresets._io.files import require_writable_folder, write_json, write_text
+from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
 from pseudocoresets.construction.loop import (
-    CHECKPOINT_SECONDS,
     Construction,
     build_method,
-    needs_experts,
     network_for,
-    real_coreset,
     run_construction,
 )
 from pseudocoresets.construction.settings import ConstructionSettings
+from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.devices import fit_threads, resolve_device
 from pseudocoresets.core.progress import Progress, Silent
 from pseudocoresets.core.seeds import derive_seed
@@ -85,7 +84,7 @@ class Plan:
         stages: tuple[Stage | Plan, ...] = (*self.before, self)
         learned = (stage for stage in stages if stage.method not in SELECTIONS)
         return self.protocol == "expert" or any(
-            needs_experts(build_method(stage.method, stage.method_options)) for stage in learned
+            build_method(stage.method, stage.method_options).needs_source for stage in learned
         )
 
     def with_seed(self, seed: int) -> Plan:

@@ -159,7 +159,7 @@ class FusedBackend(PlainBackend):
                 on_steps(length)
             if step + length in keep:
                 kept.append(runner.position())
-        return torch.stack(kept)
+        return kept[0][None] if len(kept) == 1 else torch.stack(kept)
 
     def trajectory(self, descent: Descent, chains: int, states: int, randomness: Randomness) -> Trajectory:
         points, model = descent.points, descent.energy.model
