@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pseudocoresets.backends import PlainBackend, choose_backend
+from pseudocoresets.backends import ChainPlan, PlainBackend, choose_backend
 from pseudocoresets.construction.loop import run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.energy import Energy
@@ -186,7 +186,7 @@ def test_what_cannot_be_captured_goes_the_plain_way_with_one_warning(caplog: pyt
     points = Points(torch.ones(2, 1, 8, 8), torch.arange(2), torch.ones(2))
     start, backend = network.initialise(0, 2), Uncooperative("cpu")
     ends = [
-        each.run_chain(Langevin(0.1), start, energy, points, 3, Randomness.for_purpose(0))
+        each.run_chain(ChainPlan(Langevin(0.1), energy, points, 3), start, Randomness.for_purpose(0))
         for each in (PlainBackend(), backend, backend)
     ]
     assert torch.equal(ends[0], ends[1])

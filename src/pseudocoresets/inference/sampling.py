@@ -7,13 +7,14 @@ expert   chains start from an expert's last snapshot; the full data leaks in thr
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends import Backend, PlainBackend, choose_backend
+from pseudocoresets.backends import Backend, ChainPlan, PlainBackend, choose_backend
 from pseudocoresets.core.devices import device_memory_error, resolve_device
 from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.errors import DivergenceError, InputError
@@ -29,6 +30,7 @@ from pseudocoresets.kernels import (
     SGD,
     AnyKernel,
     Drop,
+    Schedule,
     build_kernel,
     is_adjusted,
     sample_nuts,
@@ -148,8 +150,7 @@ class _Posterior:
             target, augmentation = self._energy.target(self._points.x, self._points.y, self._points.weights), None
             kernel, positions = warm_up(kernel, positions, target, self._warm_up_steps, self._randomness.device)
         schedule = SCHEDULES[settings.schedule](settings.steps)
-        kept_steps = settings.kept_steps()
-        return self._run(kernel, positions, bar, schedule=schedule, augmentation=augmentation, keep_at=kept_steps)
+        return self._run(self._plan(kernel, augmentation, schedule, settings.kept_steps()), positions, bar)
 
     def train_points(self, positions: Tensor, bar: Progress) -> Tensor:
         """SGD on the mean cross-entropy plus the prior's decay; one sample per chain, the last position.
@@ -158,21 +159,23 @@ class _Posterior:
         """
         kernel = SGD(self._settings.point_learning_rate, POINT_MOMENTUM)
         schedule = Drop(max(1, round(POINT_DECAY_AT * self._settings.steps)))
-        return self._run(kernel, positions, bar, schedule=schedule, augmentation=self._augmentation)
+        return self._run(self._plan(kernel, self._augmentation, schedule), positions, bar)
 
-    def _run(self, kernel: AnyKernel, positions: Tensor, bar: Progress, **options: Any) -> Tensor:
-        kept = self.backend.run_chain(
-            kernel,
-            positions,
-            self._energy,
-            self._points,
-            self._settings.steps,
-            self._randomness,
-            on_steps=bar.advance,
-            **options,
-        )
+    def _plan(
+        self,
+        kernel: AnyKernel,
+        augmentation: Augmentation | None,
+        schedule: Schedule,
+        keep_at: Collection[int] = (),
+    ) -> ChainPlan:
+        steps = self._settings.steps
+        return ChainPlan(kernel, self._energy, self._points, steps, augmentation, True, schedule, keep_at)
+
+    def _run(self, plan: ChainPlan, positions: Tensor, bar: Progress) -> Tensor:
+        kept = self.backend.run_chain(plan, positions, self._randomness, bar.advance)
         if not torch.isfinite(kept[-1]).all():
-            raise DivergenceError(f"The chains left the finite numbers at step size {kernel.step_size}; lower it.")
+            step_size = plan.kernel.step_size
+            raise DivergenceError(f"The chains left the finite numbers at step size {step_size}; lower it.")
         return kept.transpose(0, 1)
 
     @property
