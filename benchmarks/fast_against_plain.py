@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from provenance import provenance
-from pseudocoresets.backends.fused import set_precision
-from pseudocoresets.construction.settings import ConstructionSettings
+from pseudocoresets.backends import Backend, choose_backend
 from pseudocoresets.construction.loop import run_construction
+from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.data import Dataset, load_dataset
 from pseudocoresets.evaluation import evaluate
 from pseudocoresets.inference.sampling import sample_posterior
@@ -28,11 +28,11 @@ METHOD = ContrastiveDivergence(expert_epochs=5, max_start_epoch=2, steps=50, ste
 SAMPLING = {"steps": 300, "samples": 10, "chains": 3, "step_size": 0.05, "temperature": 0.1}
 
 
-def cell(data: Dataset, experts: Experts, seed: int, iterations: int) -> dict[str, Any]:
+def cell(data: Dataset, experts: Experts, seed: int, iterations: int, backend: Backend) -> dict[str, Any]:
     began = time.monotonic()
     settings = ConstructionSettings(ipc=1, iterations=iterations, learning_rate=100.0, seed=seed)
-    made = run_construction(data, experts, "cd", METHOD, settings)
-    report = evaluate(sample_posterior(made.coreset, seed=seed, **SAMPLING), data.test)
+    made = run_construction(data, experts, "cd", METHOD, settings, backend=backend)
+    report = evaluate(sample_posterior(made.coreset, seed=seed, backend=backend, **SAMPLING), data.test)
     return {
         "seed": seed,
         "accuracy": report.accuracy.mean,
@@ -64,8 +64,8 @@ def main() -> None:
     experts = train_experts(data, "convnet:depth=3,width=128", 4, epochs=8)
     results: dict[str, Any] = {"provenance": provenance(), "iterations": options.iterations}
     for precision in ("auto", "float32"):
-        set_precision(precision)
-        cells = [cell(data, experts, seed, options.iterations) for seed in range(options.seeds)]
+        backend = choose_backend(precision=precision)
+        cells = [cell(data, experts, seed, options.iterations, backend) for seed in range(options.seeds)]
         results[precision] = {"cells": cells, **summary(cells)}
         options.out.write_text(json.dumps(results, indent=2) + "\n")
         print(precision, json.dumps(summary(cells)), [round(c["milliseconds_per_iteration"], 1) for c in cells])

@@ -21,27 +21,28 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from provenance import provenance
-from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.loop import real_coreset
+from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.source import Draw
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import Dataset, load_dataset
 from pseudocoresets.data.augmentation import dsa
+from pseudocoresets.gradients import Detached, Differences, GradientEstimator, Stored
 from pseudocoresets.kernels import Langevin
 from pseudocoresets.methods import Points, Problem, Wasserstein
-from pseudocoresets.methods.contrastive import phase_difference
+from pseudocoresets.methods.estimator import phase_difference
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
-from pseudocoresets.sources.experts import Draw
 
-GRADIENTS: dict[str, dict[str, Any]] = {
-    "exact": {"gradient": "constant-memory"},
-    "detached": {"gradient": "detached"},
-    "differences, reach 0.03": {"gradient": "differences", "reach": 0.03},
-    "differences, reach 0.1": {"gradient": "differences", "reach": 0.1},
-    "differences, reach 0.3": {"gradient": "differences", "reach": 0.3},
-    "differences, reach 1": {"gradient": "differences", "reach": 1.0},
+GRADIENTS: dict[str, GradientEstimator] = {
+    "exact": Stored(),
+    "detached": Detached(),
+    "differences, radius 0.03": Differences(0.03),
+    "differences, radius 0.1": Differences(0.1),
+    "differences, radius 0.3": Differences(0.3),
+    "differences, radius 1": Differences(1.0),
 }
 LENGTHS = (1.0, 3.0, 10.0, 20.0)
 UNSEEN = (2, 3, 4)
@@ -64,10 +65,10 @@ class Comparison:
         self._problem, self._coreset, self._draw = problem, coreset, draw
         self._steps, self._step_size = steps, step_size
 
-    def match(self, x: Tensor, seed: int, options: dict[str, Any]) -> Any:
+    def match(self, x: Tensor, seed: int, gradient: GradientEstimator) -> Any:
         hyperparameters = {"step_size": torch.tensor(self._step_size)}
         points = Points(x, self._coreset.labels, self._coreset.weights, hyperparameters)
-        method = Wasserstein(steps=self._steps, stored=self._steps, **options)
+        method = Wasserstein(steps=self._steps, gradient=gradient)
         return method.match(points, self._problem, self._draw, Randomness.for_purpose(seed))
 
     def loss(self, x: Tensor, seed: int) -> float:
@@ -80,9 +81,9 @@ class Comparison:
         kernel, randomness = Langevin(self._step_size), Randomness.for_purpose(seed)
         return self._problem.run_chain(kernel, self._draw.start, points, self._steps, randomness, noisy=False)
 
-    def gradient(self, options: dict[str, Any]) -> Tensor:
+    def gradient(self, gradient: GradientEstimator) -> Tensor:
         leaf = self._coreset.images.clone().requires_grad_()
-        return torch.autograd.grad(self.match(leaf, 1, options).loss, leaf)[0]
+        return torch.autograd.grad(self.match(leaf, 1, gradient).loss, leaf)[0]
 
     def contrastive_gradient(self) -> Tensor:
         leaf = self._coreset.images.clone().requires_grad_()
@@ -108,7 +109,7 @@ def measure(data: Dataset, steps: int, step_size: float, report: Callable[[dict[
     problem = Problem(Energy(Classifier(network), len(data.train)), augmentation=dsa(data.flippable))
     start = network.initialise(0, 1)
     comparison = Comparison(problem, coreset, Draw(start, expert_later(data, network, start, 40)), steps, step_size)
-    directions = {name: comparison.gradient(options) for name, options in GRADIENTS.items()}
+    directions = {name: comparison.gradient(estimator) for name, estimator in GRADIENTS.items()}
     directions["contrastive divergence"] = comparison.contrastive_gradient()
     exact = directions["exact"]
     for name, direction in directions.items():

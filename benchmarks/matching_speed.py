@@ -17,8 +17,9 @@ from pathlib import Path
 import torch
 
 from provenance import provenance
-from pseudocoresets.backends.fused import Accelerator, trajectory_block_length
-from pseudocoresets.core.state import Costate, at_rest
+from pseudocoresets.backends.fused import FusedBackend
+from pseudocoresets.core.state import AdjointState, at_rest
+from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import build_network
 
 SHAPE = (3, 32, 32)
@@ -39,11 +40,11 @@ def milliseconds(call: Callable[[], object], repeats: int = 20) -> float:
 
 
 def measure(chains: int, images: int, steps: int) -> dict[str, float]:
-    device, accelerator = torch.device("cuda"), Accelerator()
+    device, backend = torch.device("cuda:0"), FusedBackend("cuda:0")
     network = build_network("convnet:depth=3,width=128", SHAPE, 10)
-    length = trajectory_block_length(steps, images)
+    length = backend._trajectory_block_length(steps, images)
     began = time.perf_counter()
-    runner = accelerator.trajectory_for(network, device, chains, images, length, soft=False)
+    runner = backend._captured_trajectory(network, device, chains, images, length, soft=False)
     torch.cuda.synchronize()
     warm_up = time.perf_counter() - began
     assert runner is not None, "the trajectory could not be captured"
@@ -51,18 +52,20 @@ def measure(chains: int, images: int, steps: int) -> dict[str, float]:
     y = torch.arange(images, device=device) % 10
     runner.set_rates(torch.tensor(0.02, device=device), 0.0, momentum=0.9)
     x, factors = torch.randn(length, images, *SHAPE, device=device), torch.full((images,), 1 / images, device=device)
-    costate = torch.randn_like(theta)
-    reach = torch.full((chains,), 0.01, device=device)
+    adjoint, model = torch.randn_like(theta), Classifier(network)
+    spacing = torch.full((chains,), 0.01, device=device)
     real, labels = torch.randn(512, *SHAPE, device=device), torch.arange(512, device=device) % 10
     forwards = milliseconds(lambda: runner.forwards(at_rest(theta), x, y, factors))
-    backwards = milliseconds(lambda: runner.backwards(Costate(costate, costate), reach))
+    backwards = milliseconds(lambda: runner.backwards(AdjointState(adjoint, adjoint), spacing))
     return {
         "chains": chains,
         "images": images,
         "steps": length,
         "forward_us_a_step": 1e3 * forwards / length,
         "adjoint_us_a_step": 1e3 * backwards / length,
-        "slopes_of_512_ms": milliseconds(lambda: accelerator.slopes(network, theta, real, labels)),
+        "slopes_of_512_ms": milliseconds(
+            lambda: backend.mean_energies_and_gradients(model, theta, real, labels)
+        ),
         "warm_up_s": warm_up,
         "peak_MiB": torch.cuda.max_memory_allocated() / 2**20,
     }
