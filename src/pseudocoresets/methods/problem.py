@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.backends import Backend, ChainPlan, MeanEnergies, PlainBackend
-from pseudocoresets.core.energy import Energy, Model
+from pseudocoresets.core.energy import DifferentiatedModel, Energy, Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.points import FullData, Points
@@ -86,6 +86,22 @@ class WhitenedModel:
 
     def _theta(self, phi: Tensor) -> Tensor:
         return self.coordinates.mean + phi @ self.coordinates.factor.T
+
+
+@dataclass(frozen=True)
+class WhitenedDifferentiatedModel(WhitenedModel):
+    """The same for a model that knows its gradients: that in phi is L^T times that in theta."""
+
+    model: DifferentiatedModel
+
+    def log_likelihood_and_gradient(
+        self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        value, gradient = self.model.log_likelihood_and_gradient(self._theta(theta), x, y, weights)
+        return self.scale * value, self.scale * gradient @ self.coordinates.factor
+
+    def log_prior_gradient(self, theta: Tensor) -> Tensor:
+        return self.scale * self.model.log_prior_gradient(self._theta(theta)) @ self.coordinates.factor
 
 
 @dataclass(frozen=True)
@@ -169,7 +185,12 @@ class Problem:
         if not self.energy.temperature > 0:
             raise InputError("Whitened coordinates need a positive temperature.")
         near, size = self.coordinates(points.detached()), self.energy.data_size
-        model = WhitenedModel(self.energy.model, near, size / self.energy.temperature)
+        own, scale = self.energy.model, size / self.energy.temperature
+        model = (
+            WhitenedDifferentiatedModel(own, near, scale)
+            if isinstance(own, DifferentiatedModel)
+            else WhitenedModel(own, near, scale)
+        )
         return Frame(Energy(model, size, temperature=float(size)), near)
 
     def transformation(self, count: int, randomness: Randomness) -> Transformation:
