@@ -17,9 +17,10 @@ from pseudocoresets.data import load_dataset
 from pseudocoresets.data.augmentation import dsa
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.methods import METHODS, ContrastiveDivergence, Problem, RealData
+from pseudocoresets.presets import PRESETS
+from pseudocoresets.presets import preset as preset_for
 from pseudocoresets.sources.experts import Experts, train_experts
 from pseudocoresets.workflows.plan import make_plan
-from pseudocoresets.workflows.presets import PRESETS, preset_for
 
 SMALL: dict[str, dict[str, Any]] = {
     "cd": {"expert_epochs": 1, "steps": 2},

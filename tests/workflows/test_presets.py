@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pseudocoresets.workflows.plan import make_plan
-from pseudocoresets.workflows.run import Plan
+from pseudocoresets.workflows.plan import Plan, make_plan
 
 
 def plan_of(

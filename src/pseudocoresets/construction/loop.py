@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -22,6 +21,7 @@ from pseudocoresets.core.energy import Energy, uniform_weights
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.settings import check_options
 from pseudocoresets.coreset import Coreset, require_same_shape
 from pseudocoresets.data.augmentation import dsa
 from pseudocoresets.data.dataset import Dataset
@@ -204,19 +204,8 @@ def configuration(method: Method, settings: ConstructionSettings) -> dict[str, A
 def build_method(method: str, options: Mapping[str, Any]) -> Method:
     """The method of that name with these options."""
     build = METHODS[method]
-    _check_option_types(method, build, options)
-    try:
-        return build(**options)
-    except TypeError as error:
-        raise InputError(f"The method '{method}' does not take these options: {error}.") from None
-
-
-def _check_option_types(name: str, build: Callable[..., Method], options: Mapping[str, Any]) -> None:
-    """A whole number must not be given as anything else; it would fail only when it is used."""
-    for option, parameter in inspect.signature(build).parameters.items():
-        default, value = parameter.default, options.get(option)
-        if type(default) is int and option in options and type(value) is not int:
-            raise InputError(f"The option '{option}' of the method '{name}' is a whole number; got {value!r}.")
+    check_options(build, options, f"The method '{method}'")
+    return build(**options)
 
 
 def _settings(ipc: int, settings: Mapping[str, Any]) -> ConstructionSettings:

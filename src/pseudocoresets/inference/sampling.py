@@ -26,7 +26,7 @@ from pseudocoresets.core.state import Rates, sampling_rates
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.data.transforms import InputTransform
-from pseudocoresets.inference.settings import NUTS, SamplingSettings
+from pseudocoresets.inference.settings import NUTS, PROTOCOLS, SamplingSettings
 from pseudocoresets.kernels import (
     KERNELS,
     SCHEDULES,
@@ -43,7 +43,6 @@ from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network, from_spec
 from pseudocoresets.sources.experts import Experts
 
-PROTOCOLS = ("cold", "point", "expert")
 POINT_MOMENTUM = 0.9
 POINT_DECAY_AT = 0.5
 """Fraction of the training after which the point protocol divides its learning rate by ten."""

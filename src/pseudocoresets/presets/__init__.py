@@ -23,7 +23,9 @@ __all__ = ["PRESETS", "Before", "Preset", "preset"]
 PRESETS = ("quick", "paper")
 """``quick`` gives a useful answer in a minute or two on a laptop; ``paper`` wants a GPU."""
 NUMBER_PER_IPC = "times_ipc"
-LEVELS = {"experts": 1, "construction": 1, "sampling": 1, "by_sampler": 2, "sampling_for": 2, "methods": 2, "learning": 2}
+LEVELS = dict.fromkeys(("experts", "construction", "sampling"), 1) | dict.fromkeys(
+    ("by_sampler", "sampling_for", "methods", "learning"), 2
+)
 """The parts that are mappings, and how many levels of names stand above a value."""
 
 Settings = Mapping[str, Any]
