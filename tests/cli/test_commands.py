@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from small import NETWORK, Invoke
 from typer.main import get_command
 
 import pseudocoresets as pc
-from pseudocoresets._cli.app import build_app
+from pseudocoresets._cli.app import build_app, guarded
+from pseudocoresets.core.errors import RenamedWarning
 from pseudocoresets.evaluation import METRICS
 
 FEW_STEPS = ("--chains", 5, "--sampling-steps", 40, "--device", "cpu")
@@ -229,3 +231,11 @@ def test_the_command_is_a_process_with_an_exit_status(start_bpc: Callable[..., s
     assert process.returncode == 2
     assert output == ""
     assert errors == "Error: There is no file 'missing.safetensors'.\n"
+
+
+def test_a_name_of_the_last_version_is_one_sentence_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        warnings.warn("Write 'expert_epochs' instead of 'ahead'.", RenamedWarning, stacklevel=1)
+
+    guarded(command)()
+    assert capsys.readouterr().err == "Warning: Write 'expert_epochs' instead of 'ahead'.\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +209,21 @@ def test_an_interrupt_stops_the_comparison_and_leaves_what_was_done(
         comparing.run_comparison(plans, [0], out, experts_dir=finished[0] / "experts", place=workplace("cpu"))
     rows = json.loads((out / "comparison.json").read_text())["rows"]
     assert [row["method"] for row in rows] == [comparing.CONTROL, "random"]
+
+
+def test_methods_that_are_sampled_in_other_ways_have_controls_of_their_own(
+    finished: tuple[Path, Any], tmp_path: Path
+) -> None:
+    names = ("random", "cd", "other")
+    plans = {name: plan_for("random", network="convnet:width=4") for name in names}
+    plans["cd"] = replace(plans["cd"], sampling=replace(plans["cd"].sampling, temperature=50.0))
+    table = comparing.run_comparison(plans, [0], tmp_path / "out", place=workplace("cpu"))
+    control, _, hot, own, _ = table.rows
+    assert [row.method for row in table.rows] == [control.method, "random", hot.method, "cd", "other"]
+    assert "cd" in hot.method
+    assert hot.metrics != control.metrics
+    assert own.metrics is not None and hot.metrics is not None and own.gain is not None
+    assert own.gain["nll"] == pytest.approx(own.metrics["nll"].mean - hot.metrics["nll"].mean)
 
 
 def test_paper_figures_stand_beside_our_own() -> None:

@@ -52,5 +52,11 @@ def test_a_cyclical_sampler_of_a_preset_gives_way_to_a_named_one() -> None:
     assert (named.schedule, named.step_size) == ("constant", 0.1)
 
 
+def test_a_method_that_is_named_is_sampled_as_it_was_built() -> None:
+    for method in ("cd", "bptt", "wasserstein"):
+        plan = plan_of("mnist", 10, method=method)
+        assert plan.sampling.mixed_kinds == plan.construction.mixed_kinds == (method == "bptt")
+
+
 def test_the_quick_preset_samples_by_langevin() -> None:
     assert plan_of("digits", 1, "quick").sampling.sampler == "langevin"
