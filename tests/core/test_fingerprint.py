@@ -50,22 +50,24 @@ def test_the_same_definition_has_the_same_fingerprint() -> None:
     assert fingerprint(define(source)) == fingerprint(define(source))
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("def f(x): return x + 1", "def f(x): return x + 2"),
-        ("def f(x, k=1): return x * k", "def f(x, k=2): return x * k"),
-        ("def f(x, *, k=1): return x * k", "def f(x, *, k=2): return x * k"),
-        ("S = 1\ndef f(x): return x * S", "S = 5\ndef f(x): return x * S"),
-        ("S = 1\ndef f(x): return (lambda y: y * S)(x)", "S = 5\ndef f(x): return (lambda y: y * S)(x)"),
-        ("def f(x):\n    def g(y): return y + 1\n    return g(x)", "def f(x):\n    def g(y): return y + 2\n    return g(x)"),
-        ("def g(x): return x\ndef f(x): return g(x)", "def g(x): return -x\ndef f(x): return g(x)"),
-        ("import math\ndef f(x): return math.exp(x)", "import math\ndef f(x): return math.log(x)"),
-        ("def m(k):\n    def f(x): return x * k\n    return f\nf = m(1)", "def m(k):\n    def f(x): return x * k\n    return f\nf = m(2)"),
-        ("class A:\n    k = 1\n    def g(self, x): return x * self.k\nf = A().g", "class A:\n    k = 2\n    def g(self, x): return x * self.k\nf = A().g"),
-    ],
-    ids=["constant", "default", "keyword default", "global", "global in a lambda", "nested", "called", "attribute", "closure", "bound"],
-)  # fmt: skip
+NESTED = "def f(x):\n    def g(y): return y + {}\n    return g(x)"
+CLOSURE = "def m(k):\n    def f(x): return x * k\n    return f\nf = m({})"
+BOUND = "class A:\n    k = {}\n    def g(self, x): return x * self.k\nf = A().g"
+DIFFERENT = {
+    "constant": ("def f(x): return x + 1", "def f(x): return x + 2"),
+    "default": ("def f(x, k=1): return x * k", "def f(x, k=2): return x * k"),
+    "keyword default": ("def f(x, *, k=1): return x * k", "def f(x, *, k=2): return x * k"),
+    "global": ("S = 1\ndef f(x): return x * S", "S = 5\ndef f(x): return x * S"),
+    "global in a lambda": ("S = 1\ndef f(x): return (lambda: x * S)()", "S = 5\ndef f(x): return (lambda: x * S)()"),
+    "nested": (NESTED.format(1), NESTED.format(2)),
+    "called": ("def g(x): return x\ndef f(x): return g(x)", "def g(x): return -x\ndef f(x): return g(x)"),
+    "attribute": ("import math\ndef f(x): return math.exp(x)", "import math\ndef f(x): return math.log(x)"),
+    "closure": (CLOSURE.format(1), CLOSURE.format(2)),
+    "bound": (BOUND.format(1), BOUND.format(2)),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT.values(), ids=DIFFERENT)
 def test_functions_that_differ_are_told_apart(one: str, other: str) -> None:
     assert fingerprint(define(one)) != fingerprint(define(other))
 

@@ -24,10 +24,11 @@ def bench(
 
     Example: bpc bench --out bench.json
     """
-    where = o.place_of(context, device).device
+    place = o.place_of(context, device)
+    where = place.device
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     rows: list[Measurement] = []
-    for measurement in run_bench(where):
+    for measurement in run_bench(where, place.backend):
         rows.append(measurement)
         typer.echo(f"{measurement.what}: {measurement.ours:.4g} {measurement.unit}", err=True)
         if out is not None:

@@ -9,7 +9,7 @@ import typer
 
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json
-from pseudocoresets.construction.loop import CHECKPOINT_SECONDS
+from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.workflows.construct import construct_file
 from pseudocoresets.workflows.plan import make_plan, parse_options

@@ -52,6 +52,7 @@ def experts(
             out=out,
             population=population,
             device=place.device,
+            backend=place.backend,
             progress=place.progress,
             **asdict(settings),
         )

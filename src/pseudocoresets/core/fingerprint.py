@@ -1,8 +1,8 @@
 """Identity by content: a hash that changes whenever what a value computes could change.
 
-Tensors and arrays count by type, shape and bytes, containers and objects by what they hold, and functions by their code,
-constants, nested functions, defaults, closures and the globals they refer to, bound objects included. What belongs to an
-installed package or to Python itself counts by its name and version.
+Tensors and arrays count by type, shape and bytes, containers and objects by what they hold, and functions by their
+code, constants, nested functions, defaults, closures and the globals they refer to, bound objects included. What
+belongs to an installed package or to Python itself counts by its name and version.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import hashlib
 import sys
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from importlib.metadata import packages_distributions, version
 from typing import Any
 
@@ -86,7 +87,7 @@ class _Writer:
             self._sequence(type(value).__name__, [value.__func__])
         elif isinstance(value, property):
             self._sequence("property", [value.fget])
-        elif isinstance(value, functools.cached_property):
+        elif isinstance(value, cached_property):
             self._sequence("cached property", [value.func])
         else:
             self._named_or_content(value)
@@ -120,15 +121,10 @@ class _Writer:
         self._sequence("class", [kind.__qualname__, kind.__bases__, held])
 
     def _object(self, value: object) -> None:
-        slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-        if not hasattr(value, "__dict__") and not slots:
-            raise InputError(
-                f"An object of the type {type(value).__name__} has no content that can be compared; build the model from "
-                "tensors, numbers, functions and objects made of these."
-            )
-        content = {name: getattr(value, name) for name in slots if hasattr(value, name)} | dict(
-            getattr(value, "__dict__", {})
-        )
+        if is_dataclass(value):
+            content = {each.name: getattr(value, each.name) for each in fields(value) if each.compare}
+        else:
+            content = _attributes(value)
         self._sequence("object", [type(value), content])
 
     def _sequence(self, kind: str, values: Any) -> None:
@@ -151,6 +147,21 @@ class _Writer:
 
     def _text(self, kind: str, text: str) -> None:
         self.digest.update(f"{kind}:{len(text)}:{text};".encode())
+
+
+def _attributes(value: object) -> dict[str, Any]:
+    """What an object holds, without what it has computed from that and cached."""
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    if not hasattr(value, "__dict__") and not slots:
+        raise InputError(
+            f"An object of the type {type(value).__name__} has no content that can be compared; build the model from "
+            "tensors, numbers, functions and objects made of these."
+        )
+    held = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+    cached = {
+        name for kind in type(value).__mro__ for name, each in vars(kind).items() if isinstance(each, cached_property)
+    }
+    return {name: content for name, content in held.items() if name not in cached}
 
 
 def _names(code: types.CodeType) -> set[str]:

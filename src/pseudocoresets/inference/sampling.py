@@ -7,35 +7,30 @@ expert   chains start from an expert's last snapshot; the full data leaks in thr
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends.fused import block_length, default_accelerator
+from pseudocoresets.backends import Backend, PlainBackend, choose_backend
 from pseudocoresets.core.devices import device_memory_error, resolve_device
-from pseudocoresets.core.energy import Energy, FunctionTarget
+from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.errors import DivergenceError, InputError
+from pseudocoresets.core.points import Points
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import Randomness, derive_seed
-from pseudocoresets.core.state import Rates, sampling_rates
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.data.transforms import InputTransform
 from pseudocoresets.inference.settings import NUTS, PROTOCOLS, SamplingSettings
 from pseudocoresets.kernels import (
-    KERNELS,
     SCHEDULES,
-    SGHMC,
-    Langevin,
-    Schedule,
-    explores,
+    SGD,
+    AnyKernel,
+    Drop,
+    build_kernel,
     is_adjusted,
-    run_chain,
     sample_nuts,
     warm_up,
 )
@@ -59,6 +54,8 @@ class PosteriorSamples:
     transform: InputTransform
     protocol: str
     settings: SamplingSettings
+    backend: Backend = field(default_factory=PlainBackend, repr=False, compare=False)
+    """How predictions are computed."""
 
     def predict(self, images: Tensor) -> Tensor:
         """Class probabilities (chains, samples, n, classes) for raw images (n, channels, height, width)."""
@@ -72,36 +69,31 @@ class PosteriorSamples:
     def _predict_batch(self, parameters: Tensor, images: Tensor, transform: InputTransform) -> Tensor:
         """Probabilities (parameters, images, classes); a batch that the device cannot hold is halved."""
         try:
-            return self._probabilities(parameters, transform(images.to(parameters.device)))
+            return self.backend.probabilities(self.network, parameters, transform(images.to(parameters.device)))
         except torch.OutOfMemoryError as error:
             if len(images) == 1:
                 raise device_memory_error("predicting one image", "use fewer chains or samples", error) from None
         halves = images.chunk(2)
         return torch.cat([self._predict_batch(parameters, half, transform) for half in halves], 1)
 
-    def _probabilities(self, parameters: Tensor, inputs: Tensor) -> Tensor:
-        fast = default_accelerator().probabilities(self.network, parameters, inputs)
-        if fast is not None:
-            return fast
-        return torch.stack([self.network.logits(theta, inputs).float().softmax(-1) for theta in parameters])
-
 
 def sample_posterior(
     coreset: Coreset,
-    sampler: str = "langevin",
+    sampler: str | AnyKernel = "langevin",
     start: str = "cold",
     chains: int = 5,
     *,
     network: str | Network | None = None,
     experts: Experts | None = None,
     device: str | torch.device = "auto",
+    backend: Backend | None = None,
     progress: Progress | None = None,
     **settings: Any,
 ) -> PosteriorSamples:
     """Sample the posterior of ``coreset`` under the protocol ``start``: cold, point or expert.
 
-    The network is the one that the coreset was made with, unless another is named. ``settings`` are those of
-    ``SamplingSettings``.
+    The sampler is a name or a kernel. The network is the one that the coreset was made with, unless another is given.
+    ``settings`` are those of ``SamplingSettings``.
     """
     if start not in PROTOCOLS:
         raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{start}'.")
@@ -113,166 +105,94 @@ def sample_posterior(
     used = _network_for(coreset, network)
     randomness = Randomness.for_purpose(chosen.seed, "sample", start, device=device)
     positions = _start_positions(start, used, experts, chosen, device)
-    posterior = _Posterior(coreset, used, chosen, randomness)
+    posterior = _Posterior(coreset, used, chosen, randomness, backend or choose_backend(device))
     with task(progress or Silent(), f"posterior of {coreset.method} ({start})", chosen.steps) as bar:
-        kept = (_train_points if start == "point" else _run_chains)(posterior, positions, bar)
-    return PosteriorSamples(kept, used, coreset.transform, start, chosen)
+        kept = (posterior.train_points if start == "point" else posterior.sample)(positions, bar)
+    return PosteriorSamples(kept, used, coreset.require_images(), start, chosen, posterior.backend)
 
 
 class _Posterior:
-    """The posterior of a coreset on a device, as a target for a kernel or as captured chains."""
+    """The posterior of a coreset on a device, and what the protocols do with it."""
 
-    def __init__(self, coreset: Coreset, network: Network, settings: SamplingSettings, randomness: Randomness) -> None:
+    def __init__(
+        self,
+        coreset: Coreset,
+        network: Network,
+        settings: SamplingSettings,
+        randomness: Randomness,
+        backend: Backend,
+    ) -> None:
         device = randomness.device.device
-        self.network = network
-        self.settings = settings
-        self.randomness = randomness
-        self._model = Classifier(network, settings.prior_scale)
-        self.energy = Energy(self._model, coreset.data_size, settings.temperature)
-        self.augmentation: Augmentation | None = (
+        self.backend = backend
+        self._settings = settings
+        self._randomness = randomness
+        self._energy = Energy(Classifier(network, settings.prior_scale), coreset.data_size, settings.temperature)
+        self._augmentation: Augmentation | None = (
             dsa(coreset.flippable, settings.mixed_kinds) if settings.augment else None
         )
-        self._x, self._y = coreset.images.to(device), coreset.labels.to(device)
-        self._weights = coreset.weights.to(device)
+        self._points = Points(coreset.images.to(device), coreset.labels.to(device), coreset.weights.to(device))
 
-    def target(self, augment: bool = True) -> FunctionTarget:
-        """With augmentation, each evaluation draws its own: right for unadjusted kernels only."""
-        augmentation = self.augmentation if augment else None
-        return self.energy.target(
-            self._x,
-            self._y,
-            self._weights,
-            None if augmentation is None else lambda x: augmentation.draw(len(x), self.randomness)(x),
-        )
+    def sample(self, positions: Tensor, bar: Progress) -> Tensor:
+        """Kept positions (chains, samples, size) of the chosen sampler.
 
-    def captured_run(
-        self, positions: Tensor, milestones: set[int], rates: Callable[[int], Rates], bar: Progress
-    ) -> list[Tensor] | None:
-        """Positions after the steps in ``milestones``, on the fast path; None where it does not apply.
-
-        ``rates(t)`` says how step t = 0, 1, ... goes.
+        A kernel that accepts or rejects first adapts its step size, and sees the points without augmentation.
         """
-        length = block_length(math.gcd(*milestones), len(self._x))
-        runner = default_accelerator().chains_for(
-            self.network,
-            positions.device,
-            len(positions),
-            len(self._x),
-            length,
-            self._y.is_floating_point(),
-            shared=True,
-        )
-        if runner is None:
-            return None
-        runner.set_position(positions)
-        runner.set_labels(self._y, self._weights / self.energy.data_size)
-        decay = self._model.decay(self.energy.data_size)
-        found = []
-        for step in range(0, max(milestones), length):
-            runner.set_rates([rates(t) for t in range(step, step + length)], decay)
-            runner.run_block(self._x.expand(1, length, *self._x.shape), self.augmentation, self.randomness)
-            bar.advance(length)
-            if step + length in milestones:
-                found.append(runner.position())
-        if not torch.isfinite(found[-1]).all():
-            raise DivergenceError(f"The chains left the finite numbers at step size {rates(0).step_size}; lower it.")
-        return found
+        settings = self._settings
+        if settings.sampler == NUTS:
+            kept = self._run_nuts(positions)
+            bar.advance(settings.steps)
+            return kept
+        kernel, augmentation = build_kernel(settings.sampler, settings.step_size), self._augmentation
+        if is_adjusted(kernel):
+            target, augmentation = self._energy.target(self._points.x, self._points.y, self._points.weights), None
+            kernel, positions = warm_up(kernel, positions, target, self._warm_up_steps, self._randomness.device)
+        schedule = SCHEDULES[settings.schedule](settings.steps)
+        kept_steps = settings.kept_steps()
+        return self._run(kernel, positions, bar, schedule=schedule, augmentation=augmentation, keep_at=kept_steps)
 
+    def train_points(self, positions: Tensor, bar: Progress) -> Tensor:
+        """SGD on the mean cross-entropy plus the prior's decay; one sample per chain, the last position.
 
-def _run_chains(posterior: _Posterior, positions: Tensor, bar: Progress) -> Tensor:
-    """Kept positions (chains, samples, size) of the chosen sampler."""
-    settings = posterior.settings
-    if settings.sampler == NUTS:
-        kept = _run_nuts(posterior, positions)
-        bar.advance(settings.steps)
-        return kept
-    kernel = KERNELS[settings.sampler](step_size=settings.step_size)
-    schedule = SCHEDULES[settings.schedule](settings.steps)
-    if isinstance(kernel, Langevin | SGHMC):
-        temperature = settings.temperature / posterior.energy.data_size
-        found = posterior.captured_run(
+        The learning rate is a tenth in the second half.
+        """
+        kernel = SGD(self._settings.point_learning_rate, POINT_MOMENTUM)
+        schedule = Drop(max(1, round(POINT_DECAY_AT * self._settings.steps)))
+        return self._run(kernel, positions, bar, schedule=schedule, augmentation=self._augmentation)
+
+    def _run(self, kernel: AnyKernel, positions: Tensor, bar: Progress, **options: Any) -> Tensor:
+        kept = self.backend.run_chain(
+            kernel,
             positions,
-            settings.kept_steps(),
-            partial(rates_at, kernel=kernel, schedule=schedule, temperature=temperature),
-            bar,
+            self._energy,
+            self._points,
+            self._settings.steps,
+            self._randomness,
+            on_steps=bar.advance,
+            **options,
         )
-        if found is not None:
-            return torch.stack(found, 1)
-    target = posterior.target(augment=not is_adjusted(kernel))
-    generator = posterior.randomness.device
-    steps = settings.steps
-    if is_adjusted(kernel):
-        warming = max(1, round(settings.burn_in * steps))
-        kernel, positions = warm_up(kernel, positions, target, warming, generator)
-    chain = run_chain(
-        kernel,
-        positions,
-        target,
-        steps,
-        generator,
-        settings.kept_steps(),
-        schedule=schedule,
-        on_step=lambda _: bar.advance(),
-    )
-    return chain.kept.transpose(0, 1)
+        if not torch.isfinite(kept[-1]).all():
+            raise DivergenceError(f"The chains left the finite numbers at step size {kernel.step_size}; lower it.")
+        return kept.transpose(0, 1)
 
+    @property
+    def _warm_up_steps(self) -> int:
+        return max(1, round(self._settings.burn_in * self._settings.steps))
 
-def rates_at(t: int, kernel: Langevin | SGHMC, schedule: Schedule, temperature: float) -> Rates:
-    """Step t of a kernel under a schedule; the exploration phases of a cyclical one are without noise."""
-    return sampling_rates(
-        kernel.step_size * schedule(t),
-        0.0 if explores(schedule, t) else temperature,
-        1 - kernel.momentum_decay if isinstance(kernel, SGHMC) else 0.0,
-        kernel.step_size * schedule(t - 1) if t > 0 else None,
-    )
-
-
-def _run_nuts(posterior: _Posterior, positions: Tensor) -> Tensor:
-    settings = posterior.settings
-    if positions.shape[1] > LARGEST_NUTS_MODEL:
-        raise InputError(
-            f"NUTS is for models of at most {LARGEST_NUTS_MODEL:,} parameters; this network has "
-            f"{positions.shape[1]:,}. Use langevin, sghmc or hmc."
+    def _run_nuts(self, positions: Tensor) -> Tensor:
+        if positions.shape[1] > LARGEST_NUTS_MODEL:
+            raise InputError(
+                f"NUTS is for models of at most {LARGEST_NUTS_MODEL:,} parameters; this network has "
+                f"{positions.shape[1]:,}. Use langevin, sghmc or hmc."
+            )
+        run = sample_nuts(
+            self._energy.target(self._points.x, self._points.y, self._points.weights),
+            positions,
+            draws=self._settings.samples,
+            warmup=self._warm_up_steps,
+            seed=self._settings.seed,
+            metric="diagonal",
         )
-    run = sample_nuts(
-        posterior.target(augment=False),
-        positions,
-        draws=settings.samples,
-        warmup=max(1, round(settings.burn_in * settings.steps)),
-        seed=settings.seed,
-        metric="diagonal",
-    )
-    return run.samples
-
-
-def _train_points(posterior: _Posterior, positions: Tensor, bar: Progress) -> Tensor:
-    """SGD with momentum on the mean cross-entropy plus the prior's decay; one sample a chain, the last position.
-
-    v <- momentum v + grad U(theta),  theta <- theta - eta v,  eta a tenth in the second half
-    """
-    settings = posterior.settings
-    rate, turn = settings.point_learning_rate, max(1, round(POINT_DECAY_AT * settings.steps))
-    found = posterior.captured_run(
-        positions,
-        {turn, settings.steps},
-        lambda step: Rates(rate if step < turn else rate / 10, momentum=POINT_MOMENTUM),
-        bar,
-    )
-    if found is not None:
-        return found[-1][:, None]
-    target = posterior.target()
-    theta = positions.clone().requires_grad_()
-    optimiser = torch.optim.SGD([theta], lr=rate, momentum=POINT_MOMENTUM)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [turn], gamma=0.1)
-    for _ in range(settings.steps):
-        optimiser.zero_grad()
-        target.potential(theta).sum().backward()
-        optimiser.step()
-        schedule.step()
-        bar.advance()
-    if not torch.isfinite(theta).all():
-        raise DivergenceError(f"Training diverged at learning rate {rate}; lower it.")
-    return theta.detach()[:, None]
+        return run.samples
 
 
 def _network_for(coreset: Coreset, network: str | Network | None) -> Network:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.registry import Registry
+from pseudocoresets.core.options import written
+from pseudocoresets.core.registry import Registry, parse_name
 from pseudocoresets.core.settings import setting
-from pseudocoresets.kernels import KERNELS, SCHEDULES, Cyclical
+from pseudocoresets.kernels import KERNELS, SCHEDULES, AnyKernel, Cyclical
 
 NUTS = "nuts"
 PROTOCOLS = {
@@ -17,15 +18,21 @@ PROTOCOLS = {
     "expert": "Chains start from the parameters of an expert that was trained on the full data.",
 }
 """Where chains start, by the name of the protocol."""
-SAMPLERS: Registry[str] = Registry("sampler", {name: name for name in (*KERNELS, NUTS)})
-"""Every sampler that inference takes by name."""
+
+
+def sampler_names() -> Registry[str]:
+    """Every sampler that inference takes by name at this moment: the kernels, also those registered later, and NUTS."""
+    return Registry("sampler", {name: name for name in (*KERNELS, NUTS)})
 
 
 @dataclass(frozen=True)
 class SamplingSettings:
     """How samples are drawn: ``samples`` equally spaced positions from the last ``1 - burn_in`` of ``steps``."""
 
-    sampler: str = setting("langevin", "Sampler of the posterior.")
+    sampler: str | AnyKernel = setting(
+        "langevin",
+        "Sampler of the posterior and its options, such as hmc:leapfrog_steps=5; a kernel's own step size is used.",
+    )
     chains: int = setting(5, "Independent posterior chains.")
     steps: int = setting(1000, "Steps of each posterior chain.", option="--sampling-steps")
     samples: int = setting(20, "Samples kept of each posterior chain.")
@@ -46,7 +53,8 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         if min(self.chains, self.steps, self.samples) < 1:
             raise InputError("Sampling needs at least one chain, one step and one sample.")
-        SAMPLERS[self.sampler]
+        if isinstance(self.sampler, str):
+            sampler_names()[parse_name(self.sampler, "sampler")[0]]
         SCHEDULES[self.schedule]
         if not 0 <= self.burn_in < 1:
             raise InputError(f"Burn-in is a fraction of the steps, from 0 to below 1; got {self.burn_in}.")
@@ -64,4 +72,5 @@ class SamplingSettings:
         return {first + (self.steps - first) * (i + 1) // self.samples for i in range(self.samples)}
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        sampler = self.sampler if isinstance(self.sampler, str) else written(self.sampler, KERNELS)
+        return asdict(replace(self, sampler=sampler))

@@ -12,8 +12,10 @@ from pseudocoresets.methods.contrastive_wasserstein import ContrastiveWasserstei
 from pseudocoresets.methods.forward_kl import ForwardKL
 from pseudocoresets.methods.forward_kl_hmc import ForwardKLByHMC
 from pseudocoresets.methods.forward_kl_laplace import ForwardKLByLaplace
-from pseudocoresets.methods.method import Hyperparameter, Loss, Method, ParameterSource, Problem, RealData
+from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss
+from pseudocoresets.methods.problem import Problem, RealData
 from pseudocoresets.methods.psvi import PseudocoresetVI
+from pseudocoresets.methods.renamed import method_options_from
 from pseudocoresets.methods.reverse_kl import ReverseKL
 from pseudocoresets.methods.wasserstein import Wasserstein
 
@@ -25,30 +27,33 @@ __all__ = [
     "ForwardKL",
     "ForwardKLByHMC",
     "ForwardKLByLaplace",
+    "GradientMethod",
     "Hyperparameter",
     "Loss",
     "Method",
-    "ParameterSource",
     "Points",
     "Problem",
     "PseudocoresetVI",
     "RealData",
     "ReverseKL",
     "Wasserstein",
+    "method_options_from",
 ]
 
-METHODS: Registry[Callable[..., Method]] = Registry(
-    "method",
-    {
-        "cd": ContrastiveDivergence,
-        "fkl": ForwardKL,
-        "rkl": ReverseKL,
-        "wasserstein": Wasserstein,
-        "fkl-hmc": ForwardKLByHMC,
-        "fkl-kfl": ForwardKLByLaplace,
-        "psvi": PseudocoresetVI,
-        "cd-wasserstein": ContrastiveWasserstein,
-        "bptt": BPTT,
-    },
+Method = GradientMethod
+
+_METHODS: tuple[type[GradientMethod], ...] = (
+    ContrastiveDivergence,
+    ForwardKL,
+    ReverseKL,
+    Wasserstein,
+    ForwardKLByHMC,
+    ForwardKLByLaplace,
+    PseudocoresetVI,
+    ContrastiveWasserstein,
+    BPTT,
+)
+METHODS: Registry[Callable[..., GradientMethod]] = Registry(
+    "method", {method.name: method for method in _METHODS}, group="pseudocoresets.methods"
 )
 """Every construction method by name."""

@@ -73,7 +73,7 @@ class Preset:
         """How a coreset of ``method`` is sampled, by ``sampler`` or by the preset's own."""
         name = self.default_sampler if sampler is None else sampler
         own = self.sampling_for.get(method or "", {})
-        return {**self.sampling, **self.by_sampler.get(name, {}), **own, "sampler": name}
+        return {**self.sampling, **self.by_sampler.get(name.partition(":")[0], {}), **own, "sampler": name}
 
     def as_json(self) -> dict[str, Any]:
         """A rule that holds everywhere: written to a file, it is a preset."""

@@ -20,11 +20,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pseudocoresets.backends import Backend, choose_backend
 from pseudocoresets.construction.learner import Learner
-from pseudocoresets.construction.loop import real_coreset
 from pseudocoresets.construction.settings import ConstructionSettings
+from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.devices import PeakMemory, resolve_device, threads_for
 from pseudocoresets.core.energy import Energy
+from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.data.dataset import Dataset, Split
@@ -34,9 +36,12 @@ from pseudocoresets.methods import ContrastiveDivergence, Problem
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
 from pseudocoresets.sources.experts import Experts, ExpertSettings, ExpertStore, train_experts
+from pseudocoresets.sources.experts.store import TrainedOn
 
 WARM_UP_ITERATIONS = 3
 DRAWING_ROUNDS = 7
+NOTHING = TrainedOn("bench", "")
+"""What random experts were trained on."""
 STORED_EPOCHS = 50
 
 
@@ -84,15 +89,16 @@ class Measurement:
         return asdict(self) | {"ratio": self.ratio}
 
 
-def run_bench(device: str | torch.device = "auto") -> Iterator[Measurement]:
+def run_bench(device: str | torch.device = "auto", backend: Backend | None = None) -> Iterator[Measurement]:
     """Every measurement, one after another."""
     device = resolve_device(device)
+    backend = backend or choose_backend(device)
     if device.type == "cpu":
-        larger = _Bench(MNIST_ON_CPU, device).construction(1)
+        larger = _Bench(MNIST_ON_CPU, device, backend).construction(1)
         yield replace(larger, what=f"MNIST, depth 3, width 128: {larger.what}")
     scale = GPU if device.type == "cuda" else CPU
     with threads_for(scale.shape):
-        bench = _Bench(scale, device)
+        bench = _Bench(scale, device, backend)
         yield from bench.ceilings()
         for ipc in scale.sizes:
             yield bench.construction(ipc)
@@ -104,9 +110,10 @@ def run_bench(device: str | torch.device = "auto") -> Iterator[Measurement]:
 
 
 class _Bench:
-    def __init__(self, scale: Scale, device: torch.device) -> None:
+    def __init__(self, scale: Scale, device: torch.device, backend: Backend) -> None:
         self._scale = scale
         self._device = device
+        self._backend = backend
         self._data = _synthetic(scale)
         self._network = build_network(scale.network, scale.shape, 10)
         self._flops, self._bandwidth = _matrix_rate(device), _copy_rate(device)
@@ -151,15 +158,13 @@ class _Bench:
         """Images a second of SGD with augmentation, after warm-up."""
         scale, batch = self._scale, self._scale.expert_batch
         began = time.monotonic()
-        train_experts(self._data, self._network, 4, epochs=1, batch_size=batch, population=4, device=self._device)
+        self._train_experts(1)
         self._wait()
         warm_up = time.monotonic() - began
         epochs = 4 if self._device.type == "cuda" else 1
         with PeakMemory(self._device) as memory:
             began = time.monotonic()
-            train_experts(
-                self._data, self._network, 4, epochs=epochs, batch_size=batch, population=4, device=self._device
-            )
+            self._train_experts(epochs)
             self._wait()
         rate = self._expert_rate = 4 * epochs * scale.train_images / (time.monotonic() - began)
         reference = batch / (self._median(self._reference(batch, 10), 5) / 10 * 1e-3)
@@ -173,6 +178,18 @@ class _Bench:
             warm_up,
         )
 
+    def _train_experts(self, epochs: int) -> None:
+        train_experts(
+            self._data,
+            self._network,
+            4,
+            epochs=epochs,
+            batch_size=self._scale.expert_batch,
+            population=4,
+            device=self._device,
+            backend=self._backend,
+        )
+
     def evaluation(self, ipc: int) -> Measurement:
         """Cold evaluation: 5 chains, 20 samples each, predictions of the test data."""
         settings = ConstructionSettings(ipc=ipc)
@@ -180,7 +197,12 @@ class _Bench:
 
         def once() -> None:
             samples = sample_posterior(
-                coreset, chains=5, steps=self._scale.sampling_steps, samples=20, device=self._device
+                coreset,
+                chains=5,
+                steps=self._scale.sampling_steps,
+                samples=20,
+                device=self._device,
+                backend=self._backend,
             )
             samples.predict(self._data.test.images)
 
@@ -200,7 +222,7 @@ class _Bench:
         The first is a small difference of two times, so they are measured in turn and compared round by round.
         """
         with tempfile.TemporaryDirectory() as folder:
-            store = ExpertStore.create_or_open(folder, self._network, "bench", ExpertSettings(epochs=STORED_EPOCHS))
+            store = ExpertStore.create_or_open(folder, self._network, NOTHING, ExpertSettings(epochs=STORED_EPOCHS))
             trajectory = self._network.initialise(0, STORED_EPOCHS + 1)
             began = time.monotonic()
             store.add(0, trajectory)
@@ -222,18 +244,19 @@ class _Bench:
         settings = ConstructionSettings(ipc=ipc, learning_rate=1e-3)
         method = ContrastiveDivergence(expert_epochs=1, max_start_epoch=None, chains=chains, steps=steps)
         start = real_coreset(self._data, settings, self._network.spec, "cd")
-        learner = Learner(start, method, settings, self._device)
+        learner = Learner(Parameterisation(start.points), method, settings, self._device)
         problem = Problem(
             Energy(Classifier(self._network), self._scale.train_images),
-            experts=experts or self._random_experts(),
+            source=experts or self._random_experts(),
             augmentation=dsa(flippable=True),
+            backend=self._backend,
         )
         randomness = Randomness.for_purpose(0, "bench", device=self._device)
         return lambda: learner.step(method, problem, randomness)
 
     def _random_experts(self, device: str | torch.device = "cpu") -> Experts:
         trajectories = [self._network.initialise(number, 3, device) for number in range(3)]
-        return Experts(self._network, "bench", ExpertSettings(epochs=2), trajectories)
+        return Experts(self._network, NOTHING, ExpertSettings(epochs=2), trajectories)
 
     def _reference(self, images: int, steps: int) -> Callable[[], None]:
         return _ReferenceLoop(self._network, self._scale.shape, images, steps, dsa(flippable=True), self._device)

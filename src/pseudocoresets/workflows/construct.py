@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pseudocoresets._io.files import require_writable, write_text
+from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
 from pseudocoresets.construction.loop import (
-    CHECKPOINT_SECONDS,
     Construction,
     build_method,
     network_for,
-    real_coreset,
     run_construction,
 )
+from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.coreset import Coreset
@@ -70,8 +70,8 @@ def construct_file(
     trained = None if experts is None else load_experts(experts)
     data = load_dataset(plan.dataset, data_dir)
     if trained is not None:
-        wanted = None if network is None else build_network(network, data.shape, len(data.classes)).spec
-        require_experts_for(trained, data.name, wanted)
+        wanted = None if network is None else build_network(network, data.shape, len(data.classes))
+        require_experts_for(trained, data, wanted)
     with threads_for(data.shape):
         made = construct_plan(
             plan, data, trained, WorkFiles.beside(out), place, initial=start, checkpoint_seconds=checkpoint_seconds
@@ -109,6 +109,7 @@ def construct_plan(
         checkpoint_seconds=checkpoint_seconds,
         rescue=files.rescue,
         device=place.device,
+        backend=place.backend,
         progress=place.progress,
     )
     before, start = None, initial

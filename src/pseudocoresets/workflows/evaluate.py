@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pseudocoresets._io.files import require_writable, write_json
-from pseudocoresets.construction.loop import real_coreset
+from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.seeds import derive_seed
 from pseudocoresets.coreset import Coreset, require_same_shape
@@ -80,6 +80,7 @@ def judge(
         network=network,
         experts=experts,
         device=place.device,
+        backend=place.backend,
         progress=place.progress,
         **asdict(plan.sampling),
     )

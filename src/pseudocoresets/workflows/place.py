@@ -1,28 +1,28 @@
-"""Where the work is done: the device, how its fast path computes, and who is told of the progress."""
+"""Where the work is done: the device, the backend that computes there, and who is told of the progress."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
-from pseudocoresets.backends.fused import set_precision
+from pseudocoresets.backends import Backend, choose_backend
 from pseudocoresets.core.devices import resolve_device
 from pseudocoresets.core.progress import Progress, Silent
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """A device, and what goes with it through every step of a workflow."""
+    """What goes through every step of a workflow; one backend for all of them keeps what it has captured."""
 
     device: torch.device
-    progress: Progress = field(default_factory=Silent)
+    backend: Backend
+    progress: Progress
 
 
 def workplace(
     device: str | torch.device = "auto", precision: str = "auto", progress: Progress | None = None
 ) -> Workplace:
-    """The device of that name, with the precision of its fast path."""
+    """The device of that name with its backend; ``precision`` is that of ``choose_backend``."""
     resolved = resolve_device(device)
-    set_precision(precision)  # MERGE: backend=choose_backend(resolved, precision), a field of Workplace
-    return Workplace(resolved, progress or Silent())
+    return Workplace(resolved, choose_backend(resolved, precision), progress or Silent())

@@ -9,16 +9,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pseudocoresets import presets
-from pseudocoresets.construction.loop import build_method, needs_experts
+from pseudocoresets.construction.loop import build_method
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.registry import Registry
+from pseudocoresets.core.registry import Registry, parse_name
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.data import FOLDER_PREFIX, find_entry
 from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
-from pseudocoresets.methods import METHODS
+from pseudocoresets.methods import METHODS, method_options_from
+from pseudocoresets.methods.renamed import present_name
 from pseudocoresets.methods.selection import SELECTIONS
-from pseudocoresets.models.networks import NETWORKS, parse_name
+from pseudocoresets.models.networks import NETWORKS
 from pseudocoresets.presets import Before, Preset
 from pseudocoresets.sources.experts import ExpertSettings
 
@@ -63,7 +64,7 @@ class Plan:
         """The first of its methods that draws from experts."""
         stages: tuple[Stage | Plan, ...] = (*self.before, self)
         learned = (stage for stage in stages if stage.method not in SELECTIONS)
-        drawing = (stage for stage in learned if needs_experts(build_method(stage.method, stage.method_options)))
+        drawing = (stage for stage in learned if build_method(stage.method, stage.method_options).needs_source)
         return next((stage.method for stage in drawing), None)
 
     def with_seed(self, seed: int) -> Plan:
@@ -105,8 +106,7 @@ def make_plan(
     chosen = presets.preset(preset, dataset, ipc)
     method = chosen.default_method if method is None else method
     require_method(method)
-    # MERGE: method_options = methods.renamed.method_options_from(method, method_options or {})
-    options = chosen.method_options(method) | dict(method_options or {})
+    options = chosen.method_options(method) | method_options_from(method, method_options or {})
     if method not in SELECTIONS:
         build_method(method, options)
     initialisation = {"initialisation": method} if method in SELECTIONS else {}
@@ -154,12 +154,12 @@ def require_dataset(name: str) -> None:
 
 
 def require_network(name: str) -> None:
-    NETWORKS[parse_name(name)[0]]
+    NETWORKS[parse_name(name, "network")[0]]
 
 
 def require_method(name: str) -> None:
     """A method is a divergence or a selection of real images; anything else is an error that suggests the nearest."""
-    Registry("method", {**METHODS, **SELECTIONS})[name]
+    Registry("method", dict.fromkeys((*METHODS, *SELECTIONS)))[name]
 
 
 def parse_options(items: Iterable[str]) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def options_by_method(items: Iterable[str], methods: Sequence[str]) -> dict[str,
 
 def _takes(method: str, option: str) -> bool:
     require_method(method)
-    return method in METHODS and option in inspect.signature(METHODS[method]).parameters
+    return method in METHODS and present_name(option) in inspect.signature(METHODS[method]).parameters
 
 
 def _value(text: str) -> Any:

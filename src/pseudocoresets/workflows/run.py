@@ -76,6 +76,7 @@ def experts_for(plan: Plan, data: Dataset, folder: str | Path, place: Workplace)
         plan.expert_count,
         out=folder,
         device=place.device,
+        backend=place.backend,
         progress=place.progress,
         **asdict(plan.experts),
     )
