@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from pseudocoresets.posterior import METHODS as POSTERIOR_METHODS
 from safetensors.torch import load_file
 
 import pseudocoresets as pc
@@ -26,7 +27,6 @@ from pseudocoresets.kernels import KERNELS, SCHEDULES
 from pseudocoresets.methods import METHODS
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.networks import NETWORKS
-from pseudocoresets.posterior import METHODS as POSTERIOR_METHODS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,9 @@ from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.core.settings import check_options
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.methods import METHODS, Method, Problem, method_options_from
+from pseudocoresets.methods import GradientMethod, Problem
 from pseudocoresets.models.networks import AnyNetwork, Network, as_network
 from pseudocoresets.sources.experts import Experts, require_experts_for
 
@@ -54,55 +52,11 @@ class Construction:
             self.before.discard_checkpoint()
 
 
-def construct(
-    data: Dataset,
-    experts: Experts | None,
-    method: str | Method = "cd",
-    ipc: int = 1,
-    *,
-    network: AnyNetwork | None = None,
-    method_options: Mapping[str, Any] | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    initial: Coreset | None = None,
-    device: str | torch.device = "auto",
-    backend: Backend | None = None,
-    progress: Progress | None = None,
-    **settings: Any,
-) -> Coreset:
-    """A pseudo-coreset of ``data`` with ``ipc`` images per class.
-
-    ``method`` is a name (with ``method_options``) or any object with a ``loss``. ``settings`` are those of
-    ``ConstructionSettings``. A method that needs no experts (``bptt``) takes None for them, and a ``network``. With
-    ``checkpoint``, written every ``checkpoint_seconds``, a killed run goes on from there; ``initial`` continues from a
-    saved coreset.
-    """
-    name = method if isinstance(method, str) else type(method).__name__
-    built = build_method(method, method_options or {}) if isinstance(method, str) else method
-    chosen = _settings(ipc, settings)
-    made = run_construction(
-        data,
-        experts,
-        name,
-        built,
-        chosen,
-        network=network,
-        checkpoint=checkpoint,
-        checkpoint_seconds=checkpoint_seconds,
-        initial=initial,
-        device=device,
-        backend=backend,
-        progress=progress,
-    )
-    made.discard_checkpoint()
-    return made.coreset
-
-
 def run_construction(
     data: Dataset,
     experts: Experts | None,
     name: str,
-    method: Method,
+    method: GradientMethod,
     settings: ConstructionSettings,
     *,
     network: AnyNetwork | None = None,
@@ -136,7 +90,7 @@ def run_construction(
 
 
 def image_task(
-    data: Dataset, experts: Experts | None, network: AnyNetwork | None, name: str, method: Method
+    data: Dataset, experts: Experts | None, network: AnyNetwork | None, name: str, method: GradientMethod
 ) -> ImageTask:
     """The task of learning images, once it is sure that the method gets the experts it needs, and the right ones."""
     if experts is not None:
@@ -149,7 +103,7 @@ def image_task(
 def learn(
     about: Task,
     name: str,
-    method: Method,
+    method: GradientMethod,
     settings: ConstructionSettings,
     *,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -193,7 +147,7 @@ def learned_coreset(learner: Learner, start: Coreset) -> Coreset:
     )
 
 
-def run_identity(about: Task, name: str, method: Method, settings: ConstructionSettings, start: Coreset) -> str:
+def run_identity(about: Task, name: str, method: GradientMethod, settings: ConstructionSettings, start: Coreset) -> str:
     """What must agree for a checkpoint to be continued; the number of iterations may grow."""
     chosen = {key: value for key, value in asdict(settings).items() if key != "iterations"}
     return fingerprint(about.identity(), name, method, chosen, start.x, start.y, start.weights)
@@ -208,30 +162,14 @@ def network_for(experts: Experts | None, network: AnyNetwork | None, data: Datas
     return as_network(network, data.shape, len(data.classes))
 
 
-def configuration(method: Method, settings: ConstructionSettings) -> dict[str, Any]:
+def configuration(method: GradientMethod, settings: ConstructionSettings) -> dict[str, Any]:
     """What a coreset file records of how it was made."""
     return {"settings": asdict(settings), "method": method.options()}
 
 
-def build_method(method: str, options: Mapping[str, Any]) -> Method:
-    """The method of that name with these options."""
-    build = METHODS[method]
-    options = method_options_from(method, options)
-    check_options(build, options, f"The method '{method}'")
-    return build(**options)
-
-
-def _settings(ipc: int, settings: Mapping[str, Any]) -> ConstructionSettings:
-    known = {entry.name for entry in fields(ConstructionSettings)}
-    unknown = set(settings) - known
-    if unknown:
-        raise InputError(f"Unknown settings: {', '.join(sorted(unknown))}. Known: {', '.join(sorted(known))}.")
-    return ConstructionSettings(ipc=ipc, **settings)
-
-
 def _iterate(
     learner: Learner,
-    method: Method,
+    method: GradientMethod,
     problem: Problem,
     settings: ConstructionSettings,
     keeper: CheckpointKeeper,

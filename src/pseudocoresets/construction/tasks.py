@@ -17,7 +17,7 @@ from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.coreset import Coreset, require_same_shape
 from pseudocoresets.data.augmentation import dsa
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.methods import Method, Problem, RealData
+from pseudocoresets.methods import GradientMethod, Problem, RealData
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, NetworkSpec
@@ -41,7 +41,9 @@ class Task(Protocol):
         """What a method may ask."""
         ...
 
-    def parameterisation(self, start: Coreset, method: Method, settings: ConstructionSettings) -> Parameterisation:
+    def parameterisation(
+        self, start: Coreset, method: GradientMethod, settings: ConstructionSettings
+    ) -> Parameterisation:
         """How the points follow from what is learned."""
         ...
 
@@ -82,7 +84,9 @@ class ImageTask:
             backend=backend,
         )
 
-    def parameterisation(self, start: Coreset, method: Method, settings: ConstructionSettings) -> Parameterisation:
+    def parameterisation(
+        self, start: Coreset, method: GradientMethod, settings: ConstructionSettings
+    ) -> Parameterisation:
         return Parameterisation(
             start.points,
             "simplex" if settings.learn_labels else "fixed",

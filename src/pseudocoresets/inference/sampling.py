@@ -7,37 +7,40 @@ expert   chains start from an expert's last snapshot; the full data leaks in thr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import time
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends import Backend, PlainBackend, choose_backend
-from pseudocoresets.core.devices import device_memory_error, resolve_device
-from pseudocoresets.core.energy import Energy
+from pseudocoresets.backends import Backend, choose_backend
+from pseudocoresets.core.devices import resolve_device
+from pseudocoresets.core.energy import Energy, Model
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.augmentation import Augmentation, dsa
-from pseudocoresets.data.transforms import InputTransform
-from pseudocoresets.inference.settings import NUTS, PROTOCOLS, SamplingSettings
+from pseudocoresets.inference.models import sample_model_posterior
+from pseudocoresets.inference.samples import PosteriorSamples
+from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
 from pseudocoresets.kernels import (
     SCHEDULES,
     SGD,
     AnyKernel,
     Drop,
+    RunsItself,
     build_kernel,
     is_adjusted,
-    sample_nuts,
     warm_up,
 )
 from pseudocoresets.models.classifier import Classifier
-from pseudocoresets.models.networks import Network, build_network, from_spec
+from pseudocoresets.models.networks import AnyNetwork, Network, as_network, from_spec
 from pseudocoresets.sources.experts import Experts
 
+NETWORK_CHAINS = 5
+MODEL_CHAINS = 4
 POINT_MOMENTUM = 0.9
 POINT_DECAY_AT = 0.5
 """Fraction of the training after which the point protocol divides its learning rate by ten."""
@@ -45,70 +48,83 @@ PREDICTED_AT_ONCE = 1000
 LARGEST_NUTS_MODEL = 20_000
 
 
-@dataclass(frozen=True)
-class PosteriorSamples:
-    """Parameters (chains, samples, size) of one network, and how to predict with them."""
-
-    parameters: Tensor
-    network: Network
-    transform: InputTransform
-    protocol: str
-    settings: SamplingSettings
-    backend: Backend = field(default_factory=PlainBackend, repr=False, compare=False)
-    """How predictions are computed."""
-
-    def predict(self, images: Tensor) -> Tensor:
-        """Class probabilities (chains, samples, n, classes) for raw images (n, channels, height, width)."""
-        chains, samples, _ = self.parameters.shape
-        flat = self.parameters.flatten(0, 1)
-        transform = self.transform.to(flat.device)
-        with torch.no_grad():
-            parts = [self._predict_batch(flat, chunk, transform) for chunk in images.split(PREDICTED_AT_ONCE)]
-        return torch.cat(parts, 1).unflatten(0, (chains, samples))
-
-    def _predict_batch(self, parameters: Tensor, images: Tensor, transform: InputTransform) -> Tensor:
-        """Probabilities (parameters, images, classes); a batch that the device cannot hold is halved."""
-        try:
-            return self.backend.probabilities(self.network, parameters, transform(images.to(parameters.device)))
-        except torch.OutOfMemoryError as error:
-            if len(images) == 1:
-                raise device_memory_error("predicting one image", "use fewer chains or samples", error) from None
-        halves = images.chunk(2)
-        return torch.cat([self._predict_batch(parameters, half, transform) for half in halves], 1)
-
-
 def sample_posterior(
     coreset: Coreset,
-    sampler: str | AnyKernel = "langevin",
+    sampler: str | AnyKernel | None = None,
     start: str = "cold",
-    chains: int = 5,
+    chains: int | None = None,
     *,
-    network: str | Network | None = None,
+    model: Model | None = None,
+    network: AnyNetwork | None = None,
     experts: Experts | None = None,
     device: str | torch.device = "auto",
     backend: Backend | None = None,
     progress: Progress | None = None,
     **settings: Any,
 ) -> PosteriorSamples:
-    """Sample the posterior of ``coreset`` under the protocol ``start``: cold, point or expert.
+    """Sample the posterior of a coreset.
 
-    The sampler is a name or a kernel. The network is the one that the coreset was made with, unless another is given.
-    ``settings`` are those of ``SamplingSettings``.
+    Args:
+        coreset: Images, or rows of a table.
+        sampler: A kernel or its name; Langevin for networks and NUTS for other models where none is given.
+        start: The protocol for networks: cold, point or expert.
+        chains: Independent chains; five for networks and four for other models where no number is given.
+        model: The model of a coreset of rows.
+        network: Another network than the one that the coreset was made with.
+        experts: Where chains of the protocol ``expert`` start.
+        backend: How to compute; chosen for the device where none is given.
+        settings: Those of ``SamplingSettings`` for networks, of ``sample_model_posterior`` for other models.
     """
+    if model is not None or not coreset.holds_images:
+        if model is None:
+            raise InputError("A coreset of rows has the posterior of a model: give it as model=...")
+        return sample_model_posterior(
+            coreset.points, model, sampler or "nuts", chains or MODEL_CHAINS, progress=progress, **settings
+        )
     if start not in PROTOCOLS:
         raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{start}'.")
     try:
-        chosen = SamplingSettings(sampler=sampler, chains=chains, **settings)
+        chosen = SamplingSettings(sampler=sampler or "langevin", chains=chains or NETWORK_CHAINS, **settings)
     except TypeError as error:
         raise InputError(f"Unknown sampling setting: {error}.") from None
     device = resolve_device(device)
     used = _network_for(coreset, network)
-    randomness = Randomness.for_purpose(chosen.seed, "sample", start, device=device)
-    positions = _start_positions(start, used, experts, chosen, device)
-    posterior = _Posterior(coreset, used, chosen, randomness, backend or choose_backend(device))
-    with task(progress or Silent(), f"posterior of {coreset.method} ({start})", chosen.steps) as bar:
+    return sample_network_posterior(
+        coreset, used, start, chosen, experts, device, backend or choose_backend(device), progress
+    )
+
+
+def sample_network_posterior(
+    coreset: Coreset,
+    network: Network,
+    start: str,
+    settings: SamplingSettings,
+    experts: Experts | None,
+    device: torch.device,
+    backend: Backend,
+    progress: Progress | None = None,
+) -> PosteriorSamples:
+    """The same with everything chosen, for a coreset of images."""
+    transform = coreset.require_images()
+    randomness = Randomness.for_purpose(settings.seed, "sample", start, device=device)
+    positions = _start_positions(start, network, experts, settings, device)
+    posterior = _Posterior(coreset, network, settings, randomness, backend)
+    began = time.perf_counter()
+    with task(progress or Silent(), f"posterior of {coreset.method} ({start})", settings.steps) as bar:
         kept = (posterior.train_points if start == "point" else posterior.sample)(positions, bar)
-    return PosteriorSamples(kept, used, coreset.require_images(), start, chosen, posterior.backend)
+    return PosteriorSamples(
+        kept,
+        posterior.model,
+        start,
+        settings,
+        time.perf_counter() - began,
+        transform=transform,
+        backend=backend,
+        coreset=coreset,
+        again=lambda other: sample_network_posterior(
+            other, network, start, settings, experts, device, backend, progress
+        ),
+    )
 
 
 class _Posterior:
@@ -126,7 +142,8 @@ class _Posterior:
         self.backend = backend
         self._settings = settings
         self._randomness = randomness
-        self._energy = Energy(Classifier(network, settings.prior_scale), coreset.data_size, settings.temperature)
+        self.model = Classifier(network, settings.prior_scale)
+        self._energy = Energy(self.model, coreset.data_size, settings.temperature)
         self._augmentation: Augmentation | None = (
             dsa(coreset.flippable, settings.mixed_kinds) if settings.augment else None
         )
@@ -138,11 +155,11 @@ class _Posterior:
         A kernel that accepts or rejects first adapts its step size, and sees the points without augmentation.
         """
         settings = self._settings
-        if settings.sampler == NUTS:
-            kept = self._run_nuts(positions)
+        kernel, augmentation = build_kernel(settings.sampler, settings.step_size), self._augmentation
+        if isinstance(kernel, RunsItself):
+            kept = self._run_itself(kernel, positions)
             bar.advance(settings.steps)
             return kept
-        kernel, augmentation = build_kernel(settings.sampler, settings.step_size), self._augmentation
         if is_adjusted(kernel):
             target, augmentation = self._energy.target(self._points.x, self._points.y, self._points.weights), None
             kernel, positions = warm_up(kernel, positions, target, self._warm_up_steps, self._randomness.device)
@@ -178,29 +195,21 @@ class _Posterior:
     def _warm_up_steps(self) -> int:
         return max(1, round(self._settings.burn_in * self._settings.steps))
 
-    def _run_nuts(self, positions: Tensor) -> Tensor:
+    def _run_itself(self, kernel: RunsItself, positions: Tensor) -> Tensor:
         if positions.shape[1] > LARGEST_NUTS_MODEL:
             raise InputError(
                 f"NUTS is for models of at most {LARGEST_NUTS_MODEL:,} parameters; this network has "
                 f"{positions.shape[1]:,}. Use langevin, sghmc or hmc."
             )
-        run = sample_nuts(
-            self._energy.target(self._points.x, self._points.y, self._points.weights),
-            positions,
-            draws=self._settings.samples,
-            warmup=self._warm_up_steps,
-            seed=self._settings.seed,
-            metric="diagonal",
-        )
-        return run.samples
+        target = self._energy.target(self._points.x, self._points.y, self._points.weights)
+        settings = self._settings
+        return kernel.run(target, positions, settings.samples, self._warm_up_steps, settings.seed).samples
 
 
-def _network_for(coreset: Coreset, network: str | Network | None) -> Network:
-    if isinstance(network, Network):
-        return network
+def _network_for(coreset: Coreset, network: AnyNetwork | None) -> Network:
     if network is not None:
-        channels, height, width = coreset.images.shape[1:]
-        return build_network(network, (channels, height, width), len(coreset.classes))
+        channels, height, width = coreset.x.shape[1:]
+        return as_network(network, (channels, height, width), len(coreset.classes))
     if coreset.network is None:
         raise InputError("The coreset does not name a network; say which one to use.")
     return from_spec(coreset.network)

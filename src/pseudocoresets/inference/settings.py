@@ -7,22 +7,16 @@ from typing import Any
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.options import written
-from pseudocoresets.core.registry import Registry, parse_name
+from pseudocoresets.core.registry import parse_name
 from pseudocoresets.core.settings import setting
 from pseudocoresets.kernels import KERNELS, SCHEDULES, AnyKernel, Cyclical
 
-NUTS = "nuts"
 PROTOCOLS = {
     "cold": "Chains start from a fresh random initialisation and see only the coreset.",
     "point": "A network is trained on the coreset from scratch by SGD with momentum: a point estimate.",
     "expert": "Chains start from the parameters of an expert that was trained on the full data.",
 }
 """Where chains start, by the name of the protocol."""
-
-
-def sampler_names() -> Registry[str]:
-    """Every sampler that inference takes by name at this moment: the kernels, also those registered later, and NUTS."""
-    return Registry("sampler", {name: name for name in (*KERNELS, NUTS)})
 
 
 @dataclass(frozen=True)
@@ -54,7 +48,7 @@ class SamplingSettings:
         if min(self.chains, self.steps, self.samples) < 1:
             raise InputError("Sampling needs at least one chain, one step and one sample.")
         if isinstance(self.sampler, str):
-            sampler_names()[parse_name(self.sampler, "sampler")[0]]
+            KERNELS[parse_name(self.sampler, "sampler")[0]]
         SCHEDULES[self.schedule]
         if not 0 <= self.burn_in < 1:
             raise InputError(f"Burn-in is a fraction of the steps, from 0 to below 1; got {self.burn_in}.")

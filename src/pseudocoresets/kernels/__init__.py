@@ -1,7 +1,4 @@
-"""Samplers by name: one Markov transition each.
-
-NUTS draws whole runs instead of single transitions, so it stands beside them as ``sample_nuts``.
-"""
+"""Samplers by name: one Markov transition each."""
 
 from __future__ import annotations
 
@@ -12,10 +9,11 @@ from pseudocoresets.core.registry import Registry
 from pseudocoresets.kernels.adaptation import DualAveraging, WarmUp, adapt_step_size, warm_up, with_step_size
 from pseudocoresets.kernels.chain import Chain, advance, run_chain, transitions
 from pseudocoresets.kernels.hmc import HMC
-from pseudocoresets.kernels.kernel import AnyKernel, Info, Kernel, is_adjusted
+from pseudocoresets.kernels.kernel import AdjustedKernel, AnyKernel, Info, Kernel, Run, RunsItself, is_adjusted
 from pseudocoresets.kernels.langevin import Langevin
 from pseudocoresets.kernels.mala import MALA
-from pseudocoresets.kernels.nuts import NutsRun, sample_nuts
+from pseudocoresets.kernels.nuts import NUTS
+from pseudocoresets.kernels.runs import sample_chains
 from pseudocoresets.kernels.schedules import SCHEDULES, Constant, Cosine, Cyclical, Drop, Polynomial, Schedule, explores
 from pseudocoresets.kernels.sgd import SGD
 from pseudocoresets.kernels.sghmc import SGHMC
@@ -24,9 +22,11 @@ __all__ = [
     "HMC",
     "KERNELS",
     "MALA",
+    "NUTS",
     "SCHEDULES",
     "SGD",
     "SGHMC",
+    "AdjustedKernel",
     "AnyKernel",
     "Chain",
     "Constant",
@@ -37,8 +37,9 @@ __all__ = [
     "Info",
     "Kernel",
     "Langevin",
-    "NutsRun",
     "Polynomial",
+    "Run",
+    "RunsItself",
     "Schedule",
     "WarmUp",
     "adapt_step_size",
@@ -47,7 +48,7 @@ __all__ = [
     "explores",
     "is_adjusted",
     "run_chain",
-    "sample_nuts",
+    "sample_chains",
     "transitions",
     "warm_up",
     "with_step_size",
@@ -55,7 +56,7 @@ __all__ = [
 
 KERNELS: Registry[Callable[..., AnyKernel]] = Registry(
     "sampler",
-    {"langevin": Langevin, "mala": MALA, "sghmc": SGHMC, "hmc": HMC},
+    {"langevin": Langevin, "mala": MALA, "sghmc": SGHMC, "hmc": HMC, "nuts": NUTS},
     group="pseudocoresets.kernels",
 )
 """Every Markov kernel by name; each takes ``step_size``."""

@@ -2,47 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.registry import Registry
+from pseudocoresets.core.settings import check_options
 from pseudocoresets.methods.bptt import BPTT
 from pseudocoresets.methods.contrastive import ContrastiveDivergence
 from pseudocoresets.methods.contrastive_wasserstein import ContrastiveWasserstein
 from pseudocoresets.methods.forward_kl import ForwardKL
 from pseudocoresets.methods.forward_kl_hmc import ForwardKLByHMC
 from pseudocoresets.methods.forward_kl_laplace import ForwardKLByLaplace
+from pseudocoresets.methods.gaussian_reverse_kl import GaussianPSVI, GaussianReverseKL
+from pseudocoresets.methods.laplace_wasserstein import LaplaceWasserstein
 from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss
+from pseudocoresets.methods.moment_matching import MomentMatching
 from pseudocoresets.methods.problem import Problem, RealData
 from pseudocoresets.methods.psvi import PseudocoresetVI
 from pseudocoresets.methods.renamed import method_options_from
 from pseudocoresets.methods.reverse_kl import ReverseKL
+from pseudocoresets.methods.rows import row_problem
+from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC
+from pseudocoresets.methods.selection.hilbert import FrankWolfe, Giga
+from pseudocoresets.methods.selection.sparse_vi import SparseVI
+from pseudocoresets.methods.selection.uniform import Uniform
+from pseudocoresets.methods.selection.weights import QuasiNewton
+from pseudocoresets.methods.solver import Solver
+from pseudocoresets.methods.starts import starting_points
 from pseudocoresets.methods.wasserstein import Wasserstein
+
+SOLVERS: tuple[type[Solver], ...] = (
+    MomentMatching,
+    GaussianReverseKL,
+    GaussianPSVI,
+    LaplaceWasserstein,
+    Uniform,
+    FrankWolfe,
+    Giga,
+    SparseVI,
+    QuasiNewton,
+    CoresetMCMC,
+)
+"""Those that find their points directly, for models whose curvature is known."""
 
 __all__ = [
     "BPTT",
     "METHODS",
+    "SOLVERS",
     "ContrastiveDivergence",
     "ContrastiveWasserstein",
+    "CoresetMCMC",
     "ForwardKL",
     "ForwardKLByHMC",
     "ForwardKLByLaplace",
+    "FrankWolfe",
+    "GaussianPSVI",
+    "GaussianReverseKL",
+    "Giga",
     "GradientMethod",
     "Hyperparameter",
+    "LaplaceWasserstein",
     "Loss",
     "Method",
+    "MomentMatching",
     "Points",
     "Problem",
     "PseudocoresetVI",
+    "QuasiNewton",
     "RealData",
     "ReverseKL",
+    "Solver",
+    "SparseVI",
+    "Uniform",
     "Wasserstein",
+    "build_gradient_method",
+    "build_method",
     "method_options_from",
+    "row_problem",
+    "starting_points",
 ]
 
-Method = GradientMethod
+Method: TypeAlias = GradientMethod | Solver
+"""What makes a coreset: a gradient that moves its points, or a solver that finds them."""
 
-_METHODS: tuple[type[GradientMethod], ...] = (
+_METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     ContrastiveDivergence,
     ForwardKL,
     ReverseKL,
@@ -52,8 +97,24 @@ _METHODS: tuple[type[GradientMethod], ...] = (
     PseudocoresetVI,
     ContrastiveWasserstein,
     BPTT,
+    *SOLVERS,
 )
-METHODS: Registry[Callable[..., GradientMethod]] = Registry(
+METHODS: Registry[Callable[..., Method]] = Registry(
     "method", {method.name: method for method in _METHODS}, group="pseudocoresets.methods"
 )
 """Every construction method by name."""
+
+
+def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
+    """The method of that name with these options; those of the last version's names come with a warning."""
+    build, present = METHODS[name], method_options_from(name, options or {})
+    check_options(build, present, f"The method '{name}'")
+    return build(**present)
+
+
+def build_gradient_method(name: str, options: Mapping[str, Any] | None = None) -> GradientMethod:
+    """The same for a method that learns points by a gradient, as images are."""
+    method = build_method(name, options)
+    if not isinstance(method, GradientMethod):
+        raise InputError(f"The method '{name}' finds rows for a model, not images; give rows and model=... for it.")
+    return method

@@ -43,6 +43,8 @@ class GradientMethod(ABC):
 
     name: ClassVar[str] = ""
     """What it is called on the command line and in files; the class's name where it has none."""
+    synthetic: ClassVar[bool] = True
+    """Whether its points are pseudo-points rather than points of the data."""
     needs_source: ClassVar[bool] = True
     """Whether it draws samples of the full posterior, so that there must be a source such as experts."""
     learns_weights: ClassVar[bool] = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from pseudocoresets.backends import Backend, MeanEnergies, PlainBackend
 from pseudocoresets.core.energy import Energy, Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
-from pseudocoresets.core.points import Points
+from pseudocoresets.core.points import FullData, Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.source import Draw, PosteriorSource
 from pseudocoresets.data.augmentation import Augmentation, Transformation
@@ -21,16 +21,6 @@ from pseudocoresets.gradients import Descent
 from pseudocoresets.kernels import AnyKernel
 
 BATCH_SIZE = 1000
-
-
-class Batches(Protocol):
-    """Full data from which random batches are drawn."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
-        """``size`` points drawn with replacement: inputs and labels."""
-        ...
 
 
 class RealData:
@@ -115,7 +105,7 @@ class Problem:
 
     energy: Energy
     source: PosteriorSource | None = None
-    real_data: Callable[[], Batches] | None = None
+    real_data: Callable[[], FullData] | None = None
     augmentation: Augmentation | None = None
     backend: Backend = field(default_factory=PlainBackend)
     coordinates: Callable[[Points], Gaussian] | None = None

@@ -12,7 +12,6 @@ from pseudocoresets._io.files import require_writable, write_text
 from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
 from pseudocoresets.construction.loop import (
     Construction,
-    build_method,
     network_for,
     run_construction,
 )
@@ -22,6 +21,7 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.methods import build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.networks import build_network
 from pseudocoresets.sources.experts import Experts, load_experts, require_experts_for
@@ -114,10 +114,10 @@ def construct_plan(
     )
     before, start = None, initial
     for number, stage in enumerate(plan.before if initial is None else (), 1):
-        method, checkpoint = build_method(stage.method, stage.method_options), files.checkpoint_before(number)
+        method, checkpoint = build_gradient_method(stage.method, stage.method_options), files.checkpoint_before(number)
         made = run(stage.method, method, stage.construction, checkpoint=checkpoint, initial=start)
         before, start = replace(made, before=before), made.coreset
-    method = build_method(plan.method, plan.method_options)
+    method = build_gradient_method(plan.method, plan.method_options)
     made = run(plan.method, method, plan.construction, checkpoint=files.checkpoint, initial=start)
     return replace(made, before=before)
 

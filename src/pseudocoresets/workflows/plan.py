@@ -9,14 +9,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pseudocoresets import presets
-from pseudocoresets.construction.loop import build_method
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.registry import Registry, parse_name
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.data import FOLDER_PREFIX, find_entry
 from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
-from pseudocoresets.methods import METHODS, method_options_from
+from pseudocoresets.methods import METHODS, build_gradient_method, method_options_from
 from pseudocoresets.methods.renamed import present_name
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.networks import NETWORKS
@@ -64,7 +63,7 @@ class Plan:
         """The first of its methods that draws from experts."""
         stages: tuple[Stage | Plan, ...] = (*self.before, self)
         learned = (stage for stage in stages if stage.method not in SELECTIONS)
-        drawing = (stage for stage in learned if build_method(stage.method, stage.method_options).needs_source)
+        drawing = (stage for stage in learned if build_gradient_method(stage.method, stage.method_options).needs_source)
         return next((stage.method for stage in drawing), None)
 
     def with_seed(self, seed: int) -> Plan:
@@ -108,7 +107,7 @@ def make_plan(
     require_method(method)
     options = chosen.method_options(method) | method_options_from(method, method_options or {})
     if method not in SELECTIONS:
-        build_method(method, options)
+        build_gradient_method(method, options)
     initialisation = {"initialisation": method} if method in SELECTIONS else {}
     own = {**(construction or {}), "ipc": ipc, "seed": seed}
     return Plan(

@@ -185,11 +185,15 @@ class FusedBackend(PlainBackend):
         key = (layout, network.spec.shape, chains, images, steps, soft, shared)
         if key not in self._chains:
             self._chains[key] = _captured(
-                lambda: CapturedChains(
-                    layout, network.spec.shape, chains, images, steps, soft, shared, self._device, self._dtype
-                )
+                lambda: self._new_chains(layout, network, chains, images, steps, soft, shared)
             )
         return self._chains[key]
+
+    def _new_chains(
+        self, layout: Layout, network: Network, chains: int, images: int, steps: int, soft: bool, shared: bool
+    ) -> CapturedChains:
+        shape = network.spec.shape
+        return CapturedChains(layout, shape, chains, images, steps, soft, shared, self._device, self._dtype)
 
     def _captured_trajectory(
         self, network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool
