@@ -49,12 +49,13 @@ import torch
 from torch import Tensor
 
 from provenance import provenance
-from pseudocoresets.construction.loop import Construction, build_method, needs_experts, network_for, run_construction
+from pseudocoresets.construction.loop import Construction, network_for, run_construction
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import Dataset, Split, load_dataset
 from pseudocoresets.evaluation.metrics import all_metrics
 from pseudocoresets.inference.sampling import PosteriorSamples, sample_posterior
 from pseudocoresets.inference.settings import SamplingSettings
+from pseudocoresets.methods import build_gradient_method
 from pseudocoresets.sources.experts import Experts, load_experts
 from pseudocoresets.workflows.evaluate import control_coreset
 from pseudocoresets.workflows.place import workplace as device_place
@@ -245,7 +246,7 @@ class Workplace:
                 data,
                 self.experts(job),
                 plan.method,
-                build_method(plan.method, plan.method_options),
+                build_gradient_method(plan.method, plan.method_options),
                 plan.construction,
                 network=NETWORK,
                 checkpoint=self._order.folder / f"{_name(job, seed)}.checkpoint",
@@ -280,7 +281,7 @@ class Workplace:
 
 
 def draws_from_experts(job: dict[str, Any]) -> bool:
-    return job["method"] != "random" and needs_experts(build_method(job["method"], {}))
+    return job["method"] != "random" and build_gradient_method(job["method"]).needs_source
 
 
 def summary(row: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from small import NETWORK, Invoke
 from typer.main import get_command
 
 import pseudocoresets as pc
-from pseudocoresets._cli.app import build_app, guarded
-from pseudocoresets.core.errors import RenamedWarning
+from pseudocoresets._cli.app import build_app
 from pseudocoresets.evaluation import METRICS
 
 FEW_STEPS = ("--chains", 5, "--sampling-steps", 40, "--device", "cpu")
@@ -233,9 +231,12 @@ def test_the_command_is_a_process_with_an_exit_status(start_bpc: Callable[..., s
     assert errors == "Error: There is no file 'missing.safetensors'.\n"
 
 
-def test_a_name_of_the_last_version_is_one_sentence_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    def command() -> None:
-        warnings.warn("Write 'expert_epochs' instead of 'ahead'.", RenamedWarning, stacklevel=1)
-
-    guarded(command)()
-    assert capsys.readouterr().err == "Warning: Write 'expert_epochs' instead of 'ahead'.\n"
+def test_an_option_of_the_last_version_works_with_one_sentence_on_standard_error(
+    bpc: Invoke, experts_folder: Path, tmp_path: Path
+) -> None:
+    small = ("--experts", experts_folder, "--iterations", 2, "--set", "steps=2", "--device", "cpu")
+    made = bpc("construct", "--out", "c.safetensors", "--set", "ahead=1", *small)
+    assert made.exit_code == 0, made.stderr
+    warned = [line for line in made.stderr.splitlines() if line.startswith("Warning: ")]
+    assert warned == ["Warning: Options of the method 'cd' have new names: write expert_epochs=1 instead of ahead=1."]
+    assert pc.Coreset.load(tmp_path / "c.safetensors").configuration["method"]["expert_epochs"] == 1

@@ -72,10 +72,10 @@ def test_in_a_command_of_one_part_a_setting_has_its_own_name_too() -> None:
 
 
 def test_options_of_several_methods_go_to_those_that_have_them() -> None:
-    items = ["steps=7", "cd.steps=3", "momentum=0.5", "cd.max_start_epoch=none", "cd.kernel=hmc"]
+    items = ["steps=7", "cd.steps=3", "reach=2.0", "momentum=0.5", "cd.max_start_epoch=none", "cd.kernel=hmc"]
     assert options_by_method(items, ["cd", "bptt", "random"]) == {
         "cd": {"steps": 3, "max_start_epoch": None, "kernel": "hmc"},
-        "bptt": {"steps": 7, "momentum": 0.5},
+        "bptt": {"steps": 7, "reach": 2.0, "momentum": 0.5},
         "random": {},
     }
     assert parse_options(["a=true", "b=1e-3", "c=False"]) == {"a": True, "b": 1e-3, "c": False}
