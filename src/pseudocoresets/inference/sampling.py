@@ -25,7 +25,7 @@ from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.inference.models import sample_model_posterior
 from pseudocoresets.inference.samples import PosteriorSamples
-from pseudocoresets.inference.settings import SamplingSettings
+from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
 from pseudocoresets.kernels import (
     SCHEDULES,
     SGD,
@@ -41,7 +41,6 @@ from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import AnyNetwork, Network, as_network, from_spec
 from pseudocoresets.sources.experts import Experts
 
-PROTOCOLS = ("cold", "point", "expert")
 NETWORK_CHAINS = 5
 MODEL_CHAINS = 4
 POINT_MOMENTUM = 0.9
