@@ -54,7 +54,7 @@ POSTERIOR = {
     "steps": "Steps",
     "chains": "Chains",
     "burn_in": "Share of steps before the first sample",
-    "samples": "Samples a chain",
+    "samples": "Samples per chain",
     "augment": "Augmented",
     "mixed_kinds": "Each image its own kind of augmentation",
     "augmentation": "Augmentation",
@@ -132,7 +132,7 @@ def _network(run: Run) -> str:
 def _facts(run: Run) -> list[tuple[str, str]]:
     coreset = run.coreset
     channels, height, width = coreset.images.shape[1:]
-    images = f"{len(coreset)} of {width} × {height} × {channels}, {number(coreset.images_per_class)} a class"
+    images = f"{len(coreset)} of {width} × {height} × {channels}, {number(coreset.images_per_class)} per class"
     size = (run.folder / CORESET_FILE).stat().st_size
     return [
         ("Data set", f"{coreset.source}, {count_of(len(coreset.classes), 'class', 'classes')}"),

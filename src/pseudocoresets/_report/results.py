@@ -105,12 +105,14 @@ def _row(metric: Metric, own: Any, control: Any) -> dict[str, str]:
 
 def _runs_text(own: Mapping[str, Any], control: Mapping[str, Any]) -> str:
     """How many runs stand behind the means of the two sides."""
-    runs, others = (
-        max(len(_field(block, metric.key, "values") or ()) for metric in METRICS) for block in (own, control)
-    )
+    runs, others = (max(_count(_field(block, metric.key, "values")) for metric in METRICS) for block in (own, control))
     if not runs:
         return "runs"
     return f"{count_of(runs, 'run')}" + (f" (control: {others})" if others not in (0, runs) else "")
+
+
+def _count(values: Any) -> int:
+    return len(values) if isinstance(values, list) else 0
 
 
 def _field(block: Mapping[str, Any], key: str, field: str) -> Any:
