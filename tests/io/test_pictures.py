@@ -16,7 +16,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from pseudocoresets._cli.show import show
-from pseudocoresets._report.pictures import (
+from pseudocoresets._io.pictures import (
     BACKGROUND,
     GAP,
     MARGIN,
