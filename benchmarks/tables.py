@@ -58,7 +58,7 @@ Test data, cold protocol (random initialisation, the coreset only, hard labels),
 single runs, so the figure of one chain is the one to set beside it. The paper does not say in one place where its runs
 start: a footnote and a sentence of the text suggest the parameters of an expert, while the authors' script trains
 randomly initialised networks by SGD for 1,000 epochs and keeps the best of its evaluations. An NLL of 1.36 at 98.9 %
-accuracy, as the paper has it for MNIST, is another quantity than the mean of -log p(label) here, so NLLs are not compared.
+accuracy, as the paper has it for MNIST, is another quantity than the mean of -log p(label) here: NLLs are not compared.
 """
 CELLS_INTRODUCTION = """
 ## The paper's cells
