@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 from pseudocoresets._io.files import read_tensors, write_tensors
 from pseudocoresets.core.errors import FileFormatError, InputError
+from pseudocoresets.core.points import Points
 from pseudocoresets.data.catalogue import DatasetEntry
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.restoring import MissingWhitening, with_origin, without_matrices
@@ -26,54 +27,91 @@ FORMAT = "pseudocoreset"
 FORMAT_VERSION = 1
 COMPACT_VERSION = 2
 """Of files without whitening matrices, or with images in float16: what reads version 1 only must refuse them."""
+ROWS_VERSION = 3
+"""Of files whose points are rows of a table."""
 TRANSFORM_PREFIX = "transform."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Coreset:
-    """Weighted points in a model's input space, with the transform that leads there and back.
+    """Weighted points in a model's input space, and all that is needed to use them.
 
-    ``images`` (m, channels, height, width) float32; ``labels`` (m,) int64 or (m, classes) float32; ``weights`` (m,),
-    which sum to about ``data_size``, the number of points that the coreset stands for.
+    ``x`` holds images (m, channels, height, width) as float32, with the ``transform`` that leads from pixels to them
+    and back, or rows of a table (m, features). ``y`` holds a target for each: classes (m,) as int64, class
+    probabilities (m, classes), or numbers. ``weights`` (m,) sum to about ``data_size``, the number of points that the
+    coreset stands for.
     """
 
-    images: Tensor
-    labels: Tensor
+    x: Tensor
+    y: Tensor
     weights: Tensor
-    transform: InputTransform
-    classes: tuple[str, ...]
     data_size: int
     source: str
     """Name of the data set that the coreset stands for."""
     method: str
+    transform: InputTransform | None = None
+    """Of images; rows have none."""
+    classes: tuple[str, ...] = ()
     seed: int = 0
     network: NetworkSpec | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict)
     flippable: bool = True
     """Whether a mirrored image keeps its label, which augmentation needs to know."""
+    indices: Tensor | None = None
+    """Positions in the full data, of rows that are real points."""
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.x)
+
+    def __repr__(self) -> str:
+        kind = "images" if self.holds_images else "rows"
+        return f"Coreset({len(self)} {kind} for {self.data_size:,} of '{self.source}', by '{self.method}')"
+
+    @property
+    def points(self) -> Points:
+        return Points(self.x, self.y, self.weights, indices=self.indices)
+
+    @property
+    def holds_images(self) -> bool:
+        return self.transform is not None
+
+    @property
+    def images(self) -> Tensor:
+        """``x``, where it holds images."""
+        self.require_images()
+        return self.x
+
+    @property
+    def labels(self) -> Tensor:
+        """``y``, where it holds the labels of images."""
+        self.require_images()
+        return self.y
+
+    def require_images(self) -> InputTransform:
+        """The transform of a coreset of images; an error for one of rows."""
+        if self.transform is None:
+            raise InputError("This coreset holds rows of a table, not images; read its x, y and weights.")
+        return self.transform
 
     @property
     def images_per_class(self) -> float:
-        return len(self) / len(self.classes)
+        return len(self) / max(1, len(self.classes))
 
     @property
     def hard_labels(self) -> Tensor:
-        """The class of each point; of soft labels, the most probable one."""
-        return self.labels.argmax(-1) if self.labels.is_floating_point() else self.labels
+        """The class of each point; of class probabilities, the most probable one."""
+        return self.y.argmax(-1) if self.y.is_floating_point() else self.y
 
     def dataset(self) -> TensorDataset:
-        """Images and labels for an ordinary PyTorch loop, in the model's input space."""
-        return TensorDataset(self.images, self.labels)
+        """Points and targets for an ordinary PyTorch loop, in the model's input space."""
+        return TensorDataset(self.x, self.y)
 
     def to_pixels(self) -> Tensor:
         """The images as pixels; 0 to 1 is black to white, and synthetic images may go beyond."""
-        return self.transform.to_pixels(self.images)
+        return self.require_images().to_pixels(self.x)
 
     def show(self, path: str | os.PathLike[str]) -> None:
-        """Write a picture: one row a class, its name at the side, in true pixel space."""
+        """Write a picture: one row per class, its name at the side, in true pixel space."""
         from pseudocoresets._io.pictures import save_class_rows
 
         save_class_rows(path, self.to_pixels(), self.hard_labels, self.classes)
@@ -91,8 +129,9 @@ class Coreset:
         """
         if isinstance(self.transform, MissingWhitening):
             return replace(self, transform=self.transform.fitted_again(data))
-        if self.transform.kind == "zca" and self.transform.origin is None:
-            return replace(self, transform=with_origin(self.transform, data))
+        transform = self.require_images()
+        if transform.kind == "zca" and transform.origin is None:
+            return replace(self, transform=with_origin(transform, data))
         return self
 
     def save(self, path: str | os.PathLike[str], compact: bool = False) -> None:
@@ -102,12 +141,18 @@ class Coreset:
         of whitening matrices the record of what they were fitted on. A coreset that lacks its whitening is written
         without it in any case.
         """
+        if self.transform is None:
+            tensors = {"x": self.x, "y": self.y, "weights": self.weights}
+            tensors |= {} if self.indices is None else {"indices": self.indices}
+            write_tensors(path, tensors, self._document(ROWS_VERSION))
+            return
         transform = without_matrices(self.transform, self.source) if compact else self.transform
-        images = half_if_exact(self.images) if compact else self.images.float()
-        tensors = {"images": images, "labels": self.labels, "weights": self.weights.float()}
+        images = half_if_exact(self.x) if compact else self.x.float()
+        tensors = {"images": images, "labels": self.y, "weights": self.weights.float()}
         tensors |= {TRANSFORM_PREFIX + name: tensor for name, tensor in transform.tensors().items()}
-        version = FORMAT_VERSION if self.is_whole and not compact else COMPACT_VERSION
-        write_tensors(path, tensors, self._document(version))
+        write_tensors(
+            path, tensors, self._document(FORMAT_VERSION if self.is_whole and not compact else COMPACT_VERSION)
+        )
 
     @classmethod
     def load(
@@ -125,11 +170,13 @@ class Coreset:
         _check_format(path, document)
         try:
             network = document["network"]
+            rows = document["version"] == ROWS_VERSION
             coreset = cls(
-                images=tensors["images"].float(),
-                labels=tensors["labels"],
+                x=tensors["x"] if rows else tensors["images"].float(),
+                y=tensors["y" if rows else "labels"],
                 weights=tensors["weights"],
-                transform=_read_transform(tensors, document),
+                transform=None if rows else _read_transform(tensors, document),
+                indices=tensors.get("indices"),
                 classes=tuple(document["classes"]),
                 data_size=document["data_size"],
                 source=document["dataset"],
@@ -149,6 +196,7 @@ class Coreset:
         return coreset
 
     def _document(self, version: int) -> dict[str, Any]:
+        origin = None if self.transform is None else self.transform.origin
         return {
             "format": FORMAT,
             "version": version,
@@ -159,8 +207,8 @@ class Coreset:
             "classes": list(self.classes),
             "data_size": self.data_size,
             "flippable": self.flippable,
-            "transform": self.transform.kind,
-            "whitening": None if self.transform.origin is None else self.transform.origin.as_json(),
+            "transform": None if self.transform is None else self.transform.kind,
+            "whitening": None if origin is None else origin.as_json(),
             "network": None if self.network is None else self.network.as_json(),
             "libraries": library_versions(),
         }
@@ -168,7 +216,7 @@ class Coreset:
 
 def require_same_shape(coreset: Coreset, data: Dataset | DatasetEntry) -> None:
     """A coreset can only be judged on data like that it was made from."""
-    shape = tuple(coreset.images.shape[1:])
+    shape = tuple(coreset.x.shape[1:])
     if shape != data.shape or len(coreset.classes) != len(data.classes):
         raise InputError(
             f"The coreset (from '{coreset.source}') has images of {shape} in {len(coreset.classes)} classes, but "
@@ -205,10 +253,10 @@ def library_versions() -> dict[str, str]:
 def _check_format(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
     if document.get("format") != FORMAT:
         raise FileFormatError(f"'{path}' is not a coreset file; make one with 'bpc construct'.")
-    if document.get("version") not in (FORMAT_VERSION, COMPACT_VERSION):
+    if document.get("version") not in (FORMAT_VERSION, COMPACT_VERSION, ROWS_VERSION):
         raise FileFormatError(
             f"'{path}' has format version {document.get('version')}, but this library reads versions {FORMAT_VERSION} "
-            f"and {COMPACT_VERSION}; use the release that wrote it."
+            f"to {ROWS_VERSION}; use the release that wrote it."
         )
 
 
@@ -229,16 +277,21 @@ def _read_transform(tensors: Mapping[str, Tensor], document: Mapping[str, Any]) 
 
 
 def _check_tensors(path: str | os.PathLike[str], coreset: Coreset) -> None:
-    images, labels, weights = coreset.images, coreset.labels, coreset.weights
-    if images.dim() != 4 or labels.shape[:1] != images.shape[:1] or weights.shape != images.shape[:1]:
+    x, y, weights = coreset.x, coreset.y, coreset.weights
+    if x.dim() != (4 if coreset.holds_images else 2) or y.shape[:1] != x.shape[:1] or weights.shape != x.shape[:1]:
         raise FileFormatError(
-            f"'{path}' is inconsistent: images {tuple(images.shape)}, labels {tuple(labels.shape)}, "
+            f"'{path}' is inconsistent: points {tuple(x.shape)}, targets {tuple(y.shape)}, "
             f"weights {tuple(weights.shape)}."
         )
-    if labels.is_floating_point() and labels.shape[1:] != (len(coreset.classes),):
-        raise FileFormatError(f"'{path}' has soft labels {tuple(labels.shape)} for {len(coreset.classes)} classes.")
-    if not all(torch.isfinite(values).all() for values in (images, labels, weights)):
+    if not all(torch.isfinite(values).all() for values in (x, y, weights)):
         raise FileFormatError(f"'{path}' holds values that are not finite.")
-    hard = coreset.hard_labels
-    if len(hard) and not 0 <= int(hard.min()) <= int(hard.max()) < len(coreset.classes):
-        raise FileFormatError(f"'{path}' has labels outside its {len(coreset.classes)} classes.")
+    if coreset.holds_images:
+        _check_labels(path, coreset)
+
+
+def _check_labels(path: str | os.PathLike[str], coreset: Coreset) -> None:
+    classes, hard = len(coreset.classes), coreset.hard_labels
+    if coreset.y.is_floating_point() and coreset.y.shape[1:] != (classes,):
+        raise FileFormatError(f"'{path}' has soft labels {tuple(coreset.y.shape)} for {classes} classes.")
+    if len(hard) and not 0 <= int(hard.min()) <= int(hard.max()) < classes:
+        raise FileFormatError(f"'{path}' has labels outside its {classes} classes.")

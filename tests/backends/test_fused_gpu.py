@@ -10,8 +10,9 @@ import torch
 from torch.nn import functional as F
 
 from pseudocoresets.backends.fused import Accelerator, set_precision
-from pseudocoresets.construction.loop import real_coreset, run_construction
+from pseudocoresets.construction.loop import run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
+from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.energy import Energy, uniform_weights
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import at_rest

@@ -16,6 +16,7 @@ from pseudocoresets._io.files import read_tensors, write_tensors
 from pseudocoresets.methods import ContrastiveDivergence
 from pseudocoresets.models.networks import build_network
 from pseudocoresets.sources.experts import ExpertSettings, ExpertStore
+from pseudocoresets.sources.experts.store import TrainedOn
 
 
 def refused(bpc: Invoke, folder: Path, *arguments: Any) -> str:
@@ -173,7 +174,7 @@ def of_another_kind(source: Path, out: Path) -> None:
         (truncated, "not a complete safetensors file"),
         (not_safetensors, "not a complete safetensors file"),
         (empty, "not a complete safetensors file"),
-        (of_another_version, "format version 99, but this library reads versions 1 and 2"),
+        (of_another_version, "format version 99, but this library reads versions 1 to 3"),
         (of_another_kind, "not a coreset file"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -234,7 +235,7 @@ def test_experts_that_cannot_be_used_are_refused(bpc: Invoke, tmp_path: Path, ex
     assert "no experts in 'missing'" in refused(bpc, tmp_path, "construct", "--experts", "missing", *out)
     (tmp_path / "empty").mkdir()
     assert "no experts in 'empty'" in refused(bpc, tmp_path, "construct", "--experts", "empty", *out)
-    ExpertStore.create_or_open("begun", build_network("mlp", (1, 8, 8), 10), "digits", ExpertSettings())
+    ExpertStore.create_or_open("begun", build_network("mlp", (1, 8, 8), 10), TrainedOn("digits", ""), ExpertSettings())
     assert "'begun' is empty" in refused(bpc, tmp_path, "construct", "--experts", "begun", *out)
     sentence = refused(bpc, tmp_path, "construct", "--experts", experts_folder, "--network", "convnet", *out)
     assert "of the network 'mlp:depth=1,width=32', not 'convnet'" in sentence
@@ -250,9 +251,9 @@ def test_experts_of_another_data_set_are_refused(bpc: Invoke, tmp_path: Path, ex
     for path in experts_folder.iterdir():
         (other / path.name).write_bytes(path.read_bytes())
     description = json.loads((other / "store.json").read_text())
-    (other / "store.json").write_text(json.dumps(description | {"dataset": "mnist"}))
+    (other / "store.json").write_text(json.dumps(description | {"dataset": "mnist", "data": "of mnist"}))
     sentence = refused(bpc, tmp_path, "construct", "--experts", "other", "--out", "c.safetensors")
-    assert "trained on 'mnist', not on 'digits'" in sentence
+    assert "trained on other data ('mnist')" in sentence
 
 
 def test_the_expert_protocol_needs_experts_of_the_network(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,9 @@ import pytest
 import torch
 
 import pseudocoresets as pc
-from pseudocoresets.construction.loop import (
-    Construction,
-    build_method,
-    real_coreset,
-    run_construction,
-)
+from pseudocoresets.construction.loop import Construction, build_method, run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
+from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.errors import DivergenceError, FileFormatError, InputError
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import Dataset
@@ -32,8 +28,8 @@ class Pull:
     """A method whose loss is known: half the squared distance of the points to a constant, and of an extra to 3."""
 
     towards: float = 2.0
-    spoil_at: int | None = None
-    interrupt_at: int | None = None
+    spoil_at: int | None = field(default=None, compare=False)
+    interrupt_at: int | None = field(default=None, compare=False)
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         object.__setattr__(self, "calls", getattr(self, "calls", 0) + 1)
@@ -313,7 +309,7 @@ def test_bad_settings_are_named(digits: Dataset, experts: Experts, wrong: dict[s
 
 
 def test_a_start_of_another_shape_is_refused(digits: Dataset, experts: Experts, coreset: pc.Coreset) -> None:
-    wrong = replace(coreset, images=torch.zeros(10, 1, 9, 9))
+    wrong = replace(coreset, x=torch.zeros(10, 1, 9, 9))
     with pytest.raises(InputError, match="choose the data set that it was made from"):
         run(digits, experts, Pull(), initial=wrong)
 
@@ -326,3 +322,58 @@ def test_any_object_with_a_loss_is_a_method(digits: Dataset, experts: Experts) -
 
 def test_methods_are_built_by_name() -> None:
     assert build_method("cd", {"expert_epochs": 0, "sigma": 0}).expert_epochs == 0  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Far(Pull):
+    """A method whose loss is large and sensible, and whose energy is what ``energy`` says."""
+
+    energy: float = 1.0
+
+    def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
+        loss = super().loss(points, problem, randomness)
+        terms = {"distance": loss.value.detach() + 1e6, "energy": loss.value.detach() * 0 + self.energy}
+        return Loss(loss.value + 1e6, terms, energies=("energy",))
+
+
+def test_only_energies_per_datum_tell_that_a_construction_diverged(digits: Dataset, experts: Experts) -> None:
+    assert len(run(digits, experts, Far()).history) == 25
+    with pytest.raises(DivergenceError, match="energy diverged"):
+        run(digits, experts, Far(energy=1e5))
+
+
+@pytest.mark.parametrize(("annealing", "first"), [(0.5, 20), (0.5, 30), (1.0, 20), (0.0, 20)])
+def test_a_resumed_longer_run_anneals_as_an_undisturbed_one(
+    digits: Dataset, experts: Experts, tmp_path: Path, annealing: float, first: int
+) -> None:
+    """The first run ends with its rates at zero; the longer one must not start from there, nor anneal twice."""
+    undisturbed = run(digits, experts, Pull(), iterations=60, annealing=annealing, momentum=0.5)
+    checkpoint = tmp_path / "x.checkpoint"
+    run(digits, experts, Pull(), iterations=first, annealing=annealing, momentum=0.5, checkpoint=checkpoint)
+    resumed = run(digits, experts, Pull(), iterations=60, annealing=annealing, momentum=0.5, checkpoint=checkpoint)
+    assert torch.equal(resumed.coreset.x, undisturbed.coreset.x)
+    assert resumed.history == undisturbed.history
+
+
+class Plain:
+    """A method that is no dataclass."""
+
+    def __init__(self, towards: float) -> None:
+        self.towards = towards
+
+    def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
+        return Loss((points.x - self.towards).square().sum() / 2, {})
+
+    def hyperparameters(self) -> Mapping[str, Hyperparameter]:
+        return {}
+
+
+def test_a_checkpoint_of_another_method_is_refused_though_it_is_no_dataclass(
+    digits: Dataset, experts: Experts, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "x.checkpoint"
+    one = run(digits, experts, Plain(2.0), checkpoint=checkpoint)
+    assert torch.equal(run(digits, experts, Plain(2.0), checkpoint=checkpoint).coreset.x, one.coreset.x)
+    with pytest.raises(FileFormatError, match="other settings"):
+        run(digits, experts, Plain(3.0), checkpoint=checkpoint)
+    assert one.coreset.configuration["method"]["fingerprint"]

@@ -41,8 +41,8 @@ def whitened() -> Dataset:
 def real_images(data: Dataset, count: int = 20, source: str = "digits") -> pc.Coreset:
     """The first images of ``data`` as a coreset, whose pixels are known."""
     return pc.Coreset(
-        images=data.transform(data.train.images[:count]),
-        labels=data.train.labels[:count],
+        x=data.transform(data.train.images[:count]),
+        y=data.train.labels[:count],
         weights=torch.full((count,), len(data.train) / count),
         transform=data.transform,
         classes=data.classes,
@@ -89,11 +89,11 @@ def test_ten_cifar_images_a_class_take_less_than_700_kilobytes(tmp_path: Path) -
         torch.randn(100, 3, 32, 32, generator=torch.Generator().manual_seed(0)),
         torch.arange(10).repeat(10),
         torch.full((100,), 450.0),
-        transform,
-        tuple("abcdefghij"),
         45_000,
         "cifar10",
         "cd",
+        transform,
+        tuple("abcdefghij"),
         configuration={"settings": {f"setting{index}": index for index in range(50)}},
     )
     coreset.save(tmp_path / "c.safetensors", compact=True)
@@ -128,7 +128,7 @@ def test_values_that_float16_cannot_hold_stay_float32(
 ) -> None:
     coreset = real_images(whitened, 1)
     images = torch.tensor(values).repeat(32).reshape(1, 1, 8, 8)
-    replace(coreset, images=images).save(tmp_path / "c.safetensors", compact=True)
+    replace(coreset, x=images).save(tmp_path / "c.safetensors", compact=True)
     assert load_file(tmp_path / "c.safetensors")["images"].dtype == torch.float32
     assert torch.equal(pc.Coreset.load(tmp_path / "c.safetensors").images, images)
 
@@ -346,7 +346,7 @@ def test_compact_show_and_evaluate_as_a_user_types_them(bpc: Invoke, whitened: D
     The images are float16 numbers, so that nothing is rounded and the two files must score the same.
     """
     coreset = real_images(whitened.holding_out())
-    replace(coreset, images=coreset.images.half().float()).save(tmp_path / "c.safetensors")
+    replace(coreset, x=coreset.images.half().float()).save(tmp_path / "c.safetensors")
     answer = bpc("compact", "c.safetensors", "s.safetensors", "--json")
     assert answer.exit_code == 0, answer.stderr
     sizes = json.loads(answer.stdout)

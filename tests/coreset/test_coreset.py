@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import pseudocoresets as pc
 from pseudocoresets._io.files import read_tensors, write_tensors
 from pseudocoresets.core.errors import FileFormatError, InputError
-from pseudocoresets.coreset import COMPACT_VERSION, FORMAT_VERSION
+from pseudocoresets.coreset import FORMAT_VERSION, ROWS_VERSION
 from pseudocoresets.data import Dataset, InputTransform, fit_zca
 from pseudocoresets.evaluation import Summary
 
@@ -63,7 +63,7 @@ def assert_same(first: pc.Coreset, second: pc.Coreset) -> None:
 def test_what_is_saved_comes_back(coreset: pc.Coreset, digits: Dataset, tmp_path: Path, variant: str) -> None:
     changes: dict[str, Any] = {
         "plain": {},
-        "soft labels": {"labels": torch.randn(10, 10, generator=torch.Generator().manual_seed(0)).softmax(-1)},
+        "soft labels": {"y": torch.randn(10, 10, generator=torch.Generator().manual_seed(0)).softmax(-1)},
         "whitened": {"transform": fit_zca(digits.train.images)},
         "no network": {"network": None},
     }[variant]
@@ -97,7 +97,7 @@ def test_the_transform_takes_bytes_and_floats_and_leads_back(seed: int, whiten: 
 
 
 def test_pixels_of_real_images_are_those_of_the_data(digits: Dataset, coreset: pc.Coreset) -> None:
-    real = replace(coreset, images=digits.transform(digits.train.images[:10]))
+    real = replace(coreset, x=digits.transform(digits.train.images[:10]))
     torch.testing.assert_close(real.to_pixels(), digits.train.images[:10].float() / 255, rtol=0, atol=1e-5)
 
 
@@ -191,7 +191,7 @@ def test_other_safetensors_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [
-        ({"version": COMPACT_VERSION + 1}, f"format version {COMPACT_VERSION + 1}"),
+        ({"version": ROWS_VERSION + 1}, f"format version {ROWS_VERSION + 1}"),
         ({"format": "something else"}, "not a coreset file"),
         ({"classes": ...}, "lacks 'classes'"),
         ({"classes": 3}, "can be read"),
@@ -231,3 +231,17 @@ def test_wrong_tensors_are_refused(
 def test_a_transform_without_its_tensors_is_refused() -> None:
     with pytest.raises(FileFormatError, match="incomplete"):
         InputTransform.from_tensors({"mean": torch.zeros(1)})
+
+
+def test_rows_of_a_table_survive_a_file(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y, weights = (torch.rand(*shape, generator=generator, dtype=torch.float64) for shape in ((5, 3), (5,), (5,)))
+    rows = pc.Coreset(x, y, weights, 40, "table", "giga", indices=torch.tensor([3, 1, 7, 20, 39]))
+    rows.save(tmp_path / "rows.safetensors")
+    loaded = pc.Coreset.load(tmp_path / "rows.safetensors")
+    for name in ("x", "y", "weights", "indices"):
+        assert torch.equal(getattr(loaded, name), getattr(rows, name))
+    assert (loaded.data_size, loaded.source, loaded.method, loaded.transform) == (40, "table", "giga", None)
+    with pytest.raises(InputError, match="rows of a table"):
+        loaded.images  # noqa: B018
+    assert repr(loaded) == "Coreset(5 rows for 40 of 'table', by 'giga')"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from sklearn.metrics import log_loss
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_accuracy, multiclass_calibration_error
 
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.evaluation import METRICS, Summary, all_metrics, pooled, reliability, score
 from pseudocoresets.evaluation.metrics import ECE_BINS, SMALLEST_PROBABILITY
 
@@ -125,3 +127,30 @@ def test_pooled_reports_hold_every_run() -> None:
     assert together.nll.mean == pytest.approx(sum(part.nll.mean for part in parts) / 4)
     assert together.ensemble["nll"] == pytest.approx(sum(part.ensemble["nll"] for part in parts) / 4)
     assert int(together.reliability.count.sum()) == 4 * 40
+
+
+def test_pooled_diagnostics_are_those_of_all_draws_of_the_control() -> None:
+    """Chains that agree in the first evaluation and not in the second: the warning must not get lost."""
+    agreeing, labels = random_probabilities(4, 40, seed=0)
+    apart = agreeing.clone()
+    apart[0] = torch.tensor([0.9, 0.025, 0.025, 0.025, 0.025]) + 0.01 * (apart[0] - apart[0].mean(-1, keepdim=True))
+    first, second = (score(each, labels, "cold", {}) for each in (agreeing, apart))
+    assert first.diagnostics is not None and second.diagnostics is not None
+    assert first.diagnostics.warning is None
+    assert second.diagnostics.warning is not None
+    together = pooled([first, second]).diagnostics
+    assert together is not None
+    assert together.warning == second.diagnostics.warning
+    assert together.r_hat_max == max(first.diagnostics.r_hat_max, second.diagnostics.r_hat_max)
+    assert together.r_hat_median == pytest.approx(
+        (first.diagnostics.r_hat_median + second.diagnostics.r_hat_median) / 2
+    )
+
+
+def test_the_gain_is_over_the_control() -> None:
+    own, other = (score(*random_probabilities(2, 3, seed), "cold", {}) for seed in (0, 1))
+    beside = replace(own, control=other)
+    assert beside.gain == {name: getattr(own, name).mean - getattr(other, name).mean for name in METRICS}
+    assert beside.as_json()["gain"] == beside.gain
+    with pytest.raises(InputError, match="control=True"):
+        own.gain  # noqa: B018

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import pseudocoresets as pc
-from pseudocoresets.construction.loop import real_coreset
+from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.data import Dataset
 from pseudocoresets.inference.settings import SAMPLERS
 from pseudocoresets.kernels import SCHEDULES

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pseudocoresets as pc
-from pseudocoresets.construction.loop import real_coreset
 from pseudocoresets.construction.settings import ConstructionSettings
+from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.energy import Energy, potential_and_gradient
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.data import Dataset

@@ -10,7 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.models.networks import NETWORKS, Network, NetworkSpec, build_network, from_spec, spec_from_json
+from pseudocoresets.models.networks import (
+    NETWORKS,
+    Network,
+    NetworkSpec,
+    as_network,
+    build_network,
+    from_spec,
+    spec_from_json,
+)
 from pseudocoresets.models.networks.convnet import ConvNet
 
 CIFAR = (3, 32, 32)
@@ -276,3 +284,113 @@ def test_parameters_of_another_network_are_refused() -> None:
         network.logits(torch.zeros(7), torch.zeros(1, 1, 4, 4))
     with pytest.raises(InputError, match="not those of the network 'mlp'"):
         network.flatten(nn.Linear(3, 2))
+
+
+class Scaled(nn.Module):
+    """One linear layer with an initialisation, a setting and a parameter of its own."""
+
+    def __init__(self, act: str = "tanh", classes: int = 3) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, classes)
+        nn.init.constant_(self.linear.bias, 7.0)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.act = act
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.linear(getattr(torch, self.act)(images.flatten(1))) * self.scale
+
+
+class NeedsWidth(Scaled):
+    def __init__(self, act: str) -> None:
+        super().__init__(act)
+
+
+SCALED = (1, 4, 4)
+
+
+def as_scaled(network: object) -> Network:
+    return as_network(network, SCALED, 3)  # type: ignore[arg-type]
+
+
+def test_a_module_its_class_and_a_factory_are_the_same_network() -> None:
+    networks = [as_scaled(given) for given in (Scaled(), Scaled, lambda: Scaled())]
+    theta, images = networks[0].initialise(0), torch.randn(2, *SCALED)
+    for network in networks:
+        assert network.spec == NetworkSpec("custom:Scaled", SCALED, 3)
+        assert torch.equal(network.initialise(0), theta)
+        assert torch.equal(network.logits(theta, images), networks[0].logits(theta, images))
+    assert len({network.fingerprint for network in networks}) == 1
+    assert as_scaled(networks[0]) is networks[0]
+    assert as_scaled("mlp:width=4").spec == build_network("mlp:width=4", SCALED, 3).spec
+    assert as_network(ConvNet, (1, 8, 8), 3).spec.name == "custom:ConvNet"
+
+
+def test_a_module_keeps_its_settings_and_gets_new_initial_values() -> None:
+    """The class builds with tanh; the instance's sine stays, and the class's own initialisation is used."""
+    module = Scaled("sin")
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    network = as_scaled(module)
+    first, second = network.initialise(0), network.initialise(1)
+    assert not torch.equal(first, second)
+    assert (network.unflatten(first)["linear.bias"] == 7).all()
+    built = network.module(first)
+    torch.testing.assert_close(built(torch.ones(1, *SCALED)), network.logits(first, torch.ones(1, *SCALED)))
+    assert built.act == "sin"
+    with torch.no_grad():
+        network.prototype.linear.weight.add_(1)
+        built.linear.weight.add_(1)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("module", [NeedsWidth("sin"), nn.Sequential(nn.Flatten(), nn.Linear(16, 3))])
+def test_layers_are_reset_where_the_class_cannot_be_called(module: nn.Module) -> None:
+    state = torch.get_rng_state()
+    network = as_scaled(module)
+    first, second = (network.unflatten(network.initialise(seed)) for seed in (0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in module.named_parameters():
+        drawn_again = not torch.equal(first[name], second[name])
+        assert drawn_again != name.endswith("scale")
+        assert drawn_again or torch.equal(first[name], value)
+
+
+def test_the_fingerprint_tells_what_is_computed_and_not_how_it_started() -> None:
+    fingerprints = [as_scaled(Scaled(act)).fingerprint for act in ("tanh", "sin", "tanh")]
+    assert fingerprints[0] == fingerprints[2] != fingerprints[1]
+    small = [build_network(name, (1, 8, 8), 3) for name in ("convnet:width=8", "convnet:width=8,pooling=max")]
+    assert small[0].size == small[1].size and small[0].fingerprint != small[1].fingerprint
+
+
+class SinglePrecision(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.linear(images.flatten(1) @ torch.eye(16))
+
+
+def test_a_module_without_double_precision_has_a_fingerprint_too() -> None:
+    assert as_scaled(SinglePrecision()).fingerprint == as_scaled(SinglePrecision).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (lambda width: Scaled(), "neither without arguments"),
+        (lambda: 3, "must build a torch.nn.Module"),
+        (3, "is a name, a module"),
+        (nn.Flatten(), "no parameters"),
+        (nn.LazyLinear(3), "lazy"),
+        (build_network("mlp:width=4", (1, 4, 4), 2), "2 classes; the data has images"),
+        ("custom:Scaled", "give network="),
+    ],
+)
+def test_what_is_no_network_is_refused(network: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        as_scaled(network)
+
+
+def test_the_record_of_an_own_module_asks_for_it() -> None:
+    with pytest.raises(InputError, match=r"'custom:Scaled' is a module of your own.*give network="):
+        from_spec(spec_from_json(as_scaled(Scaled()).spec.as_json()))

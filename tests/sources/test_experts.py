@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import Dataset
 from pseudocoresets.models.networks import build_network
 from pseudocoresets.sources.experts import Experts, ExpertSettings, ExpertStore, require_experts_for
+from pseudocoresets.sources.experts.store import TrainedOn
 
 SMALL = {"network": "mlp:depth=1,width=4", "epochs": 2, "batch_size": 64, "learning_rate": 0.05, "device": "cpu"}
 
@@ -134,7 +136,7 @@ def test_folders_without_experts_are_refused(tmp_path: Path) -> None:
         pc.load_experts(tmp_path / "missing")
     with pytest.raises(FileFormatError, match="no experts in"):
         pc.load_experts(tmp_path)
-    ExpertStore.create_or_open(tmp_path, build_network("mlp", (1, 8, 8), 10), "digits", ExpertSettings())
+    ExpertStore.create_or_open(tmp_path, build_network("mlp", (1, 8, 8), 10), TrainedOn("digits", ""), ExpertSettings())
     with pytest.raises(FileFormatError, match="is empty"):
         pc.load_experts(tmp_path)
     (tmp_path / "expert-notes.safetensors").write_text("not an expert")
@@ -163,12 +165,25 @@ def test_damaged_trajectories_are_refused(digits: Dataset, tmp_path: Path) -> No
         pc.load_experts(tmp_path)
 
 
-def test_experts_of_another_data_set_or_network_are_refused(experts: Experts) -> None:
-    require_experts_for(experts, "digits", experts.network.spec)
-    with pytest.raises(InputError, match="trained on 'digits', not on 'mnist'"):
-        require_experts_for(experts, "mnist")
+def test_experts_of_other_data_or_of_another_network_are_refused(experts: Experts, digits: Dataset) -> None:
+    require_experts_for(experts, digits, experts.network)
+    changed = replace(digits, train=digits.train.subset(torch.arange(len(digits.train) - 1)))
+    with pytest.raises(InputError, match="trained on other data"):
+        require_experts_for(experts, changed)
     with pytest.raises(InputError, match="of the network 'mlp:depth=1,width=32', not 'convnet'"):
-        require_experts_for(experts, "digits", build_network("convnet", (1, 8, 8), 10).spec)
+        require_experts_for(experts, digits, build_network("convnet", (1, 8, 8), 10))
+
+
+def test_experts_of_all_data_are_refused_for_a_held_out_split(experts: Experts, digits: Dataset) -> None:
+    """The split keeps the name of its data; the content tells that experts have seen what it holds out."""
+    with pytest.raises(InputError, match="held-out split"):
+        pc.construct(digits.holding_out(), experts, ipc=1, iterations=1)
+
+
+def test_a_store_is_not_added_to_with_other_data(digits: Dataset, tmp_path: Path) -> None:
+    pc.train_experts(digits, count=1, out=tmp_path, **SMALL)
+    with pytest.raises(InputError, match="another data"):
+        pc.train_experts(digits.holding_out(), count=2, out=tmp_path, **SMALL)
 
 
 @pytest.mark.parametrize("wrong", [{"count": 0}, {"epochs": 0}, {"learning_rate": 0.0}, {"population": 0}])

@@ -31,7 +31,8 @@ def compact(
     coreset = Coreset.load(coreset_file)
     require_writable(out)
     before = coreset_file.stat().st_size
-    if coreset.transform.kind == "zca" and coreset.transform.origin is None:
+    transform = coreset.require_images()
+    if transform.kind == "zca" and transform.origin is None:
         coreset = coreset.restored(load_dataset(coreset.source, data_dir))
     coreset.save(out, compact=True)
     after = out.stat().st_size

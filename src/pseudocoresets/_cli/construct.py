@@ -11,7 +11,7 @@ import typer
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json
 from pseudocoresets._io.files import require_writable
-from pseudocoresets.construction.loop import CHECKPOINT_SECONDS
+from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
 from pseudocoresets.core.devices import fit_threads
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.progress import for_stream
@@ -94,8 +94,8 @@ def construct(
     data = load_dataset(dataset, data_dir)
     fit_threads(data.shape)
     if trained is not None:
-        wanted = None if network is None else build_network(network, data.shape, len(data.classes)).spec
-        require_experts_for(trained, data.name, wanted)
+        wanted = None if network is None else build_network(network, data.shape, len(data.classes))
+        require_experts_for(trained, data, wanted)
     made = construct_plan(
         plan,
         data,

@@ -41,7 +41,7 @@ def experts(
     Example: bpc experts --dataset digits --count 10 --out experts/digits
     """
     known_dataset(dataset)
-    NETWORKS[parse_name(network)[0]]
+    NETWORKS[parse_name(network, "network")[0]]
     chosen = preset_for(preset, dataset, ipc=1)
     settings = {
         **chosen.experts,

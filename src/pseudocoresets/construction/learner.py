@@ -3,102 +3,153 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pseudocoresets.construction.settings import ConstructionSettings
+from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.coreset import Coreset
-from pseudocoresets.methods import Method, Problem
+from pseudocoresets.methods import Loss, Method, Problem
 
 ADAM_DECAYS = (0.9, 0.99)
 AVERAGING_DELAY = 10
-CARRIED = "carried."
-SMALLEST_EXTRA = 1e-8
+SMALLEST_HYPERPARAMETER = 1e-8
 """Numbers that a method learns stay positive."""
 DIVERGED_ENERGY = 1e4
 """Energy per datum (nats) above which a construction is called diverged; a uniform guess has log(classes)."""
+HYPERPARAMETER = "hyperparameter "
+SEPARATOR = "/"
 
 
-class _Snapshot(NamedTuple):
-    """A learner at an iteration, with the number of record blocks it then had."""
+class Diverged(Exception):
+    """The energy left what is sensible."""
 
-    iteration: int
-    records: int
-    tensors: Mapping[str, Tensor]
+
+@dataclass(frozen=True)
+class LearnerState:
+    """All that a later process needs to go on from an iteration."""
+
+    leaves: Mapping[str, Tensor]
+    """What is learned: the free tensors of the points, and hyper-parameters."""
+    averages: Mapping[str, Tensor]
+    optimiser: Mapping[str, Mapping[str, Tensor]]
+    """The optimiser's memory of each leaf."""
+    method: Mapping[str, Tensor]
+    """What the method carries from one iteration to the next."""
+    records: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.float64))
+    """A row of terms for each iteration."""
+
+    @property
+    def iteration(self) -> int:
+        return len(self.records)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The same as one flat mapping, on the host."""
+        flat: dict[str, Tensor] = {"records": self.records}
+        for name in ("leaves", "averages", "method"):
+            flat |= {f"{name}{SEPARATOR}{key}": tensor.cpu() for key, tensor in getattr(self, name).items()}
+        for leaf, memory in self.optimiser.items():
+            flat |= {SEPARATOR.join(("optimiser", leaf, key)): tensor.cpu() for key, tensor in memory.items()}
+        return flat
+
+    @classmethod
+    def from_tensors(cls, flat: Mapping[str, Tensor]) -> LearnerState:
+        """The state whose ``tensors()`` these are."""
+        parts: dict[str, Any] = {entry.name: {} for entry in fields(cls)} | {"records": flat["records"]}
+        for name, tensor in flat.items():
+            part, *keys = name.split(SEPARATOR)
+            if part == "optimiser":
+                parts[part].setdefault(keys[0], {})[keys[1]] = tensor
+            elif keys:
+                parts[part][keys[0]] = tensor
+        return cls(**parts)
 
 
 class Learner:
-    """The tensors being learned, their optimiser, and what was recorded."""
+    """Steps the free tensors of the points against the gradient of a method's loss.
 
-    def __init__(self, start: Coreset, method: Method, settings: ConstructionSettings, device: torch.device) -> None:
-        self.iteration = 0
+    With learning rates r, annealed in the last part c of n iterations, iteration t = 0 .. n-1 uses
+    r min(1, (n - t) / (c n)).
+    """
+
+    def __init__(
+        self, form: Parameterisation, method: Method, settings: ConstructionSettings, device: torch.device
+    ) -> None:
         self.device = device
         self._settings = settings
-        self._weight_total = float(start.weights.sum())
-        self._hard_labels = start.labels.to(device)
-        self._fixed_weights = start.weights.to(device)
-        self._leaves: dict[str, Tensor] = {"images": start.images.to(device).clone()}
-        rates = {"images": settings.learning_rate}
-        if settings.learn_labels:
-            self._leaves["label_logits"] = _label_logits(start).to(device)
-            rates["label_logits"] = settings.label_learning_rate
-        if _learns_weights(method, settings):
-            self._leaves["weight_logits"] = start.weights.clamp_min(1e-12).log().to(device)
-            rates["weight_logits"] = settings.weight_learning_rate
-        for name, extra in method.hyperparameters().items():
-            self._leaves["extra." + name] = torch.tensor(extra.value, device=device)
-            rates["extra." + name] = extra.learning_rate
+        self._form = replace(
+            form, start=_on(form.start, device), scale=None if form.scale is None else form.scale.to(device)
+        )
+        free = {name: tensor.detach().clone() for name, tensor in self._form.initial().items()}
+        learned = method.hyperparameters()
+        self._leaves = free | {
+            HYPERPARAMETER + name: free["x"].new_tensor(each.value) for name, each in learned.items()
+        }
         for leaf in self._leaves.values():
             leaf.requires_grad_()
-        self._rates = list(rates.values())
-        groups = [{"params": [leaf], "lr": rates[name]} for name, leaf in self._leaves.items()]
-        self._optimiser = _optimiser(groups, settings)
-        averaged = [name for name in self._leaves if settings.averaging and not name.startswith("extra.")]
-        self._averages = {name: self._leaves[name].detach().clone() for name in averaged}
-        self._carried: dict[str, Tensor] = {}
-        self._record_names: list[str] = []
-        self._records: list[Tensor] = []
+        rates = {
+            "x": settings.learning_rate,
+            "y": settings.label_learning_rate,
+            "weights": settings.weight_learning_rate,
+        }
+        rates |= {HYPERPARAMETER + name: each.learning_rate for name, each in learned.items()}
+        self._rates = [rates[name] for name in self._leaves]
+        self._optimiser = _optimiser(list(self._leaves.values()), self._rates, settings)
+        self._averages = {name: tensor.clone() for name, tensor in free.items()} if settings.averaging else {}
+        self._method_state: dict[str, Tensor] = {}
+        self._records = torch.zeros(0, 0, dtype=torch.float64)
         self._pending: list[Tensor] = []
-        self._sound = self._snapshot()
+        self._energies: tuple[int, ...] = ()
+        self.record_names: list[str] = []
+        self.sound = self.state()
+        """The last state that was found finite and sensible."""
+        self.before_annealing: LearnerState | None = None
+        """The last sound state before learning rates began to fall; a longer run goes on from there."""
+
+    @property
+    def iteration(self) -> int:
+        return len(self._records) + len(self._pending)
 
     def points(self) -> Points:
-        """The points as functions of what is learned: labels by a softmax, weights by one that keeps their sum."""
+        """The points as functions of what is learned, with the method's hyper-parameters and state."""
         return self._points_of(self._leaves)
 
-    def _points_of(self, learned: Mapping[str, Tensor]) -> Points:
-        labels, weights = self._hard_labels, self._fixed_weights
-        if "label_logits" in learned:
-            labels = learned["label_logits"].softmax(-1)
-        if "weight_logits" in learned:
-            weights = self._weight_total * learned["weight_logits"].softmax(0)
+    def learned_points(self) -> Points:
+        """The answer: the points, or the average of their iterates, without a graph."""
+        return self._points_of(self._leaves | self._averages).detached()
+
+    def _points_of(self, leaves: Mapping[str, Tensor]) -> Points:
         hyperparameters = {
-            name.removeprefix("extra."): leaf for name, leaf in learned.items() if name.startswith("extra.")
+            name.removeprefix(HYPERPARAMETER): leaf for name, leaf in leaves.items() if name.startswith(HYPERPARAMETER)
         }
-        return Points(learned["images"], labels, weights, hyperparameters, self._carried)
+        return replace(self._form.points(leaves), hyperparameters=hyperparameters, state=self._method_state)
 
     def step(self, method: Method, problem: Problem, randomness: Randomness) -> None:
         loss = method.loss(self.points(), problem, randomness)
         self._optimiser.zero_grad()
         loss.value.backward()
-        self._carried = {name: tensor.detach() for name, tensor in loss.state.items()}
+        self._method_state = {name: tensor.detach() for name, tensor in loss.state.items()}
         self._anneal()
         self._optimiser.step()
-        self._keep_extras_positive()
-        self.iteration += 1
+        self._keep_hyperparameters_positive()
+        self._record(loss)
         self._average()
+
+    def _record(self, loss: Loss) -> None:
         terms = {"loss": loss.value.detach()} | dict(loss.terms)
-        self._record_names = list(terms)
+        self.record_names = list(terms)
+        self._energies = tuple(index for index, name in enumerate(terms) if name in loss.energies)
         self._pending.append(torch.stack([value.to(torch.float64) for value in terms.values()]))
 
-    def _keep_extras_positive(self) -> None:
+    def _keep_hyperparameters_positive(self) -> None:
         with torch.no_grad():
             for name, leaf in self._leaves.items():
-                if name.startswith("extra."):
-                    leaf.clamp_(min=SMALLEST_EXTRA)
+                if name.startswith(HYPERPARAMETER):
+                    leaf.clamp_(min=SMALLEST_HYPERPARAMETER)
 
     def _anneal(self) -> None:
         iterations, part = self._settings.iterations, self._settings.annealing
@@ -118,116 +169,60 @@ class Learner:
             return
         recorded = torch.stack(self._pending).cpu()
         self._pending.clear()
-        self._records.append(recorded)
-        finite = bool(torch.isfinite(recorded).all() and torch.isfinite(self._leaves["images"]).all())
-        if not finite or float(recorded.abs().max()) > DIVERGED_ENERGY:
+        self._records = torch.cat([self._records, recorded]) if len(self._records) else recorded
+        finite = bool(torch.isfinite(recorded).all() and torch.isfinite(self._leaves["x"]).all())
+        energies = recorded[:, list(self._energies)]
+        if not finite or (energies.numel() and float(energies.abs().max()) > DIVERGED_ENERGY):
             raise Diverged
-        self._sound = self._snapshot()
+        self.sound = self.state()
+        if self.iteration <= self._settings.iterations_at_full_rate:
+            self.before_annealing = self.sound
 
-    def return_to_sound(self) -> None:
-        """Undo what was learned since the last check that passed."""
-        self._put_back(self._sound)
-
-    def state(self) -> dict[str, Tensor]:
-        """Everything a later process needs to go on, on the host."""
-        state = {name: tensor.cpu() for name, tensor in self._snapshot().tensors.items()}
-        state["records"] = torch.cat(self._records) if self._records else torch.zeros(0, 0, dtype=torch.float64)
-        return state
-
-    def restore(self, state: Mapping[str, Tensor], iteration: int, record_names: list[str]) -> None:
-        self._record_names = record_names
-        self._records = [state["records"]] if iteration else []
-        self._put_back(_Snapshot(iteration, len(self._records), state))
-        self._sound = self._snapshot()
-
-    def _snapshot(self) -> _Snapshot:
-        """Copies of what is learned, of its averages, of what the method carries and of the optimiser's memory."""
-        tensors = {"leaf." + name: leaf.detach().clone() for name, leaf in self._leaves.items()}
-        tensors |= {"average." + name: average.clone() for name, average in self._averages.items()}
-        tensors |= {CARRIED + name: carried.clone() for name, carried in self._carried.items()}
-        for name, leaf in self._leaves.items():
-            for key, value in self._optimiser.state[leaf].items():
-                if value is not None:
-                    tensors[f"optimiser.{key}.{name}"] = value.detach().clone()
-        return _Snapshot(self.iteration, len(self._records), tensors)
-
-    def _put_back(self, snapshot: _Snapshot) -> None:
-        with torch.no_grad():
-            for name, leaf in self._leaves.items():
-                leaf.copy_(snapshot.tensors["leaf." + name])
-                self._optimiser.state[leaf] = _optimiser_memory(snapshot.tensors, name, self.device)
-            for name, average in self._averages.items():
-                average.copy_(snapshot.tensors["average." + name])
-        self._carried = {
-            name.removeprefix(CARRIED): tensor.to(self.device, copy=True)
-            for name, tensor in snapshot.tensors.items()
-            if name.startswith(CARRIED)
-        }
-        self.iteration = snapshot.iteration
-        del self._records[snapshot.records :]
-        self._pending.clear()
-
-    @property
-    def record_names(self) -> list[str]:
-        return self._record_names
-
-    def history(self) -> list[dict[str, float]]:
-        rows = torch.cat(self._records).tolist() if self._records else []
-        return [{"iteration": i + 1} | dict(zip(self._record_names, row, strict=True)) for i, row in enumerate(rows)]
-
-    def coreset(self, start: Coreset) -> Coreset:
-        points = self._points_of(self._leaves | self._averages).detached()
-        recorded = dict(start.configuration)
-        if points.hyperparameters:
-            recorded["learned"] = {name: float(value) for name, value in points.hyperparameters.items()}
-        return Coreset(
-            images=points.x.cpu(),
-            labels=points.y.cpu(),
-            weights=points.weights.cpu(),
-            transform=start.transform,
-            classes=start.classes,
-            data_size=start.data_size,
-            source=start.source,
-            method=start.method,
-            seed=start.seed,
-            network=start.network,
-            configuration=recorded,
-            flippable=start.flippable,
+    def state(self) -> LearnerState:
+        """A copy of all that is learned, averaged, carried and recorded."""
+        return LearnerState(
+            leaves={name: leaf.detach().clone() for name, leaf in self._leaves.items()},
+            averages={name: average.clone() for name, average in self._averages.items()},
+            optimiser={
+                name: {
+                    key: value.detach().clone()
+                    for key, value in self._optimiser.state[leaf].items()
+                    if value is not None
+                }
+                for name, leaf in self._leaves.items()
+            },
+            method={name: tensor.clone() for name, tensor in self._method_state.items()},
+            records=self._records,
         )
 
+    def restore(self, state: LearnerState) -> None:
+        """Go on, or back, to a state."""
+        with torch.no_grad():
+            for name, leaf in self._leaves.items():
+                leaf.copy_(state.leaves[name])
+                memory = state.optimiser.get(name, {})
+                self._optimiser.state[leaf] = {
+                    key: tensor.to("cpu" if key == "step" else self.device, copy=True) for key, tensor in memory.items()
+                }
+            for name, average in self._averages.items():
+                average.copy_(state.averages[name])
+        self._method_state = {name: tensor.to(self.device, copy=True) for name, tensor in state.method.items()}
+        self._records = state.records
+        self._pending.clear()
+        self.sound = self.state()
 
-def _optimiser(groups: list[dict[str, Any]], settings: ConstructionSettings) -> torch.optim.Optimizer:
+    def history(self) -> list[dict[str, float]]:
+        """What was recorded, one mapping for each iteration."""
+        rows = self._records.tolist()
+        return [{"iteration": i + 1} | dict(zip(self.record_names, row, strict=True)) for i, row in enumerate(rows)]
+
+
+def _on(points: Points, device: torch.device) -> Points:
+    return replace(points, x=points.x.to(device), y=points.y.to(device), weights=points.weights.to(device))
+
+
+def _optimiser(leaves: list[Tensor], rates: list[float], settings: ConstructionSettings) -> torch.optim.Optimizer:
+    groups = [{"params": [leaf], "lr": rate} for leaf, rate in zip(leaves, rates, strict=True)]
     if settings.optimiser == "adam":
         return torch.optim.Adam(groups, betas=ADAM_DECAYS)
     return torch.optim.SGD(groups, momentum=settings.momentum)
-
-
-def _optimiser_memory(tensors: Mapping[str, Tensor], leaf: str, device: torch.device) -> dict[str, Tensor]:
-    """What ``_snapshot`` kept of the optimiser for one leaf; Adam's counter stays on the host."""
-    before, after = "optimiser.", "." + leaf
-    kept = {
-        name.removeprefix(before).removesuffix(after): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(before) and name.endswith(after)
-    }
-    return {key: tensor.to("cpu" if key == "step" else device, copy=True) for key, tensor in kept.items()}
-
-
-def _learns_weights(method: Method, settings: ConstructionSettings) -> bool:
-    if settings.learn_weights is None:
-        return bool(getattr(method, "learns_weights", False))
-    return settings.learn_weights
-
-
-def _label_logits(start: Coreset) -> Tensor:
-    """Logits whose softmax puts about 99 % on the hard label, or that of soft labels already there."""
-    if start.labels.is_floating_point():
-        return start.labels.clamp_min(1e-6).log()
-    classes = len(start.classes)
-    return torch.nn.functional.one_hot(start.labels, classes).float() * float(
-        torch.tensor(99.0 * max(1, classes - 1)).log()
-    )
-
-
-class Diverged(Exception):
-    """The energy left what is sensible."""

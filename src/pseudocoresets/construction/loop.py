@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pseudocoresets.construction.checkpoint import CheckpointKeeper
+from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS, CheckpointKeeper
 from pseudocoresets.construction.learner import Diverged, Learner
 from pseudocoresets.construction.settings import ConstructionSettings
+from pseudocoresets.construction.tasks import ImageTask, Task
 from pseudocoresets.core.devices import PeakMemory, device_memory_error, resolve_device
-from pseudocoresets.core.energy import Energy, uniform_weights
 from pseudocoresets.core.errors import DivergenceError, InputError
+from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.coreset import Coreset, require_same_shape
-from pseudocoresets.data.augmentation import dsa
+from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.methods import METHODS, Method, Problem, RealData
-from pseudocoresets.methods.selection import SELECTIONS
-from pseudocoresets.models.classifier import Classifier
-from pseudocoresets.models.networks import Network, NetworkSpec, build_network
+from pseudocoresets.methods import METHODS, Method, Problem
+from pseudocoresets.models.networks import Network, build_network
 from pseudocoresets.sources.experts import Experts, require_experts_for
 
 CHECK_INTERVAL = 10
-CHECKPOINT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -120,32 +115,82 @@ def run_construction(
     The checkpoint stays until the caller, having saved the coreset, discards it. If the energy diverges, the last
     good coreset is written to ``rescue`` and takes the checkpoint's place.
     """
+    about = image_task(data, experts, network, name, method)
+    return learn(
+        about,
+        name,
+        method,
+        settings,
+        checkpoint=checkpoint,
+        checkpoint_seconds=checkpoint_seconds,
+        rescue=rescue,
+        initial=initial,
+        device=device,
+        progress=progress,
+    )
+
+
+def image_task(
+    data: Dataset, experts: Experts | None, network: str | Network | None, name: str, method: Method
+) -> ImageTask:
+    """The task of learning images, once it is sure that the method gets the experts it needs, and the right ones."""
     if experts is not None:
-        require_experts_for(experts, data.name)
+        require_experts_for(experts, data)
     elif needs_experts(method):
         raise InputError(f"The method '{name}' needs experts; train some with 'bpc experts'.")
-    used = network_for(experts, network, data)
+    return ImageTask(data, network_for(experts, network, data), experts)
+
+
+def learn(
+    about: Task,
+    name: str,
+    method: Method,
+    settings: ConstructionSettings,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    rescue: str | os.PathLike[str] | None = None,
+    initial: Coreset | None = None,
+    device: str | torch.device = "auto",
+    progress: Progress | None = None,
+) -> Construction:
+    """Learn the points of a task by a method."""
     device = resolve_device(device)
     recorded = configuration(method, settings)
-    if initial is None:
-        start = real_coreset(data, settings, used.spec, name, recorded)
-    else:
-        start = _continued(initial, used.spec, name, settings.seed, recorded)
-    require_same_shape(start, data)
-    problem = _problem(data, experts, used, settings, device)
-    learner = Learner(start, method, settings, device)
-    fingerprint = _fingerprint(data, experts, used, name, method, settings, start)
-    keeper = CheckpointKeeper(checkpoint, checkpoint_seconds, fingerprint)
-    keeper.restore(learner, settings.iterations)
+    start = (
+        about.start(settings, name, recorded) if initial is None else about.continued(initial, settings, name, recorded)
+    )
+    problem = about.problem(settings, device)
+    learner = Learner(about.parameterisation(start, method, settings), method, settings, device)
+    keeper = CheckpointKeeper(checkpoint, checkpoint_seconds, run_identity(about, name, method, settings, start))
+    keeper.restore(learner, settings)
     first, began = learner.iteration, time.monotonic()
     with PeakMemory(device) as memory:
         try:
-            _learn(learner, method, problem, settings, keeper, progress or Silent(), name)
+            _iterate(learner, method, problem, settings, keeper, progress or Silent(), name)
         except Diverged:
             advice = _divergence_advice(learner, settings, name)
             raise DivergenceError(advice + _rescue(learner, start, rescue, keeper)) from None
     seconds = (time.monotonic() - began) / max(1, learner.iteration - first)
-    return Construction(learner.coreset(start), start, learner.history(), seconds, memory.bytes, keeper.path)
+    made = learned_coreset(learner, start)
+    return Construction(made, start, learner.history(), seconds, memory.bytes, keeper.path)
+
+
+def learned_coreset(learner: Learner, start: Coreset) -> Coreset:
+    """What was learned, with the provenance of where it started."""
+    points = learner.learned_points()
+    recorded = dict(start.configuration)
+    if points.hyperparameters:
+        recorded["learned"] = {name: float(value) for name, value in points.hyperparameters.items()}
+    return replace(
+        start, x=points.x.cpu(), y=points.y.cpu(), weights=points.weights.cpu(), indices=None, configuration=recorded
+    )
+
+
+def run_identity(about: Task, name: str, method: Method, settings: ConstructionSettings, start: Coreset) -> str:
+    """What must agree for a checkpoint to be continued; the number of iterations may grow."""
+    chosen = {key: value for key, value in asdict(settings).items() if key != "iterations"}
+    return fingerprint(about.identity(), name, method, chosen, start.x, start.y, start.weights)
 
 
 def needs_experts(method: Method) -> bool:
@@ -162,43 +207,11 @@ def network_for(experts: Experts | None, network: str | Network | None, data: Da
     return build_network(network, data.shape, len(data.classes)) if isinstance(network, str) else network
 
 
-def real_coreset(
-    data: Dataset,
-    settings: ConstructionSettings,
-    network: NetworkSpec | None,
-    method: str,
-    recorded: Mapping[str, Any] | None = None,
-) -> Coreset:
-    """Real images chosen by ``settings.initialisation``: where a construction starts, and the control."""
-    index = SELECTIONS[settings.initialisation](data.train, settings.ipc, settings.seed)
-    size = len(data.train)
-    weights = uniform_weights(len(index), size) if settings.weights == "full" else torch.ones(len(index))
-    return Coreset(
-        images=data.transform(data.train.images[index]),
-        labels=data.train.labels[index],
-        weights=weights,
-        transform=data.transform,
-        classes=data.classes,
-        data_size=size,
-        source=data.name,
-        method=method,
-        seed=settings.seed,
-        network=network,
-        configuration=recorded or {"settings": asdict(settings)},
-        flippable=data.flippable,
-    )
-
-
-def _continued(initial: Coreset, network: NetworkSpec, method: str, seed: int, recorded: Mapping[str, Any]) -> Coreset:
-    """The points of ``initial`` as the start of another construction, which remembers how they were made."""
-    origin = {"method": initial.method, "configuration": dict(initial.configuration)}
-    return replace(initial, network=network, method=method, seed=seed, configuration={**recorded, "initial": origin})
-
-
 def configuration(method: Method, settings: ConstructionSettings) -> dict[str, Any]:
     """What a coreset file records of how it was made."""
-    options: dict[str, Any] = asdict(method) if is_dataclass(method) and not isinstance(method, type) else {}
-    return {"settings": asdict(settings), "method": options}
+    if is_dataclass(method) and not isinstance(method, type):
+        return {"settings": asdict(settings), "method": asdict(method)}
+    return {"settings": asdict(settings), "method": {"fingerprint": fingerprint(method)}}
 
 
 def build_method(method: str, options: Mapping[str, Any]) -> Method:
@@ -227,24 +240,7 @@ def _settings(ipc: int, settings: Mapping[str, Any]) -> ConstructionSettings:
     return ConstructionSettings(ipc=ipc, **settings)
 
 
-def _problem(
-    data: Dataset, experts: Experts | None, network: Network, settings: ConstructionSettings, device: torch.device
-) -> Problem:
-    model = Classifier(network, settings.prior_scale)
-
-    @cache
-    def real_data() -> RealData:
-        return RealData(data.train.images.to(device), data.train.labels.to(device), data.transform.to(device))
-
-    return Problem(
-        energy=Energy(model, len(data.train), settings.temperature),
-        experts=experts,
-        real_data=real_data,
-        augmentation=dsa(data.flippable, settings.mixed_kinds) if settings.augment else None,
-    )
-
-
-def _learn(
+def _iterate(
     learner: Learner,
     method: Method,
     problem: Problem,
@@ -264,25 +260,23 @@ def _learn(
                 progress.advance()
                 if learner.iteration % CHECK_INTERVAL == 0 or learner.iteration == settings.iterations:
                     learner.check()
-                    keeper.save_if_due(learner)
+                    keeper.save_if_due(learner, settings)
         except KeyboardInterrupt:
-            learner.return_to_sound()
-            keeper.save(learner)
+            keeper.save(learner, settings)
             raise
         except torch.OutOfMemoryError as error:
-            learner.return_to_sound()
-            keeper.save(learner)
+            keeper.save(learner, settings)
             advice = "lower --ipc, the chains or the steps of the method; the same command goes on from its checkpoint"
             raise device_memory_error(f"an iteration of '{name}'", advice, error) from None
-        keeper.save(learner)
+        keeper.save(learner, settings)
 
 
 def _rescue(learner: Learner, start: Coreset, path: str | os.PathLike[str] | None, keeper: CheckpointKeeper) -> str:
     """Go back to the last state that was found sound, and keep it in a file if there is a place for one."""
-    learner.return_to_sound()
+    learner.restore(learner.sound)
     if path is None:
         return ""
-    learner.coreset(start).save(path)
+    learned_coreset(learner, start).save(path)
     keeper.discard()
     return f" The last good coreset, of iteration {learner.iteration}, is in '{path}'."
 
@@ -291,29 +285,4 @@ def _divergence_advice(learner: Learner, settings: ConstructionSettings, name: s
     return (
         f"The energy diverged by iteration {learner.iteration} of '{name}'; lower the learning rate of the images "
         f"(now {settings.learning_rate:g}) or the step size of the chain."
-    )
-
-
-def _fingerprint(
-    data: Dataset,
-    experts: Experts | None,
-    network: Network,
-    name: str,
-    method: Method,
-    settings: ConstructionSettings,
-    start: Coreset,
-) -> str:
-    """What must agree for a checkpoint to be continued; the number of iterations may grow."""
-    chosen = {key: value for key, value in asdict(settings).items() if key != "iterations"}
-    return json.dumps(
-        {
-            "dataset": data.name,
-            "size": len(data.train),
-            "experts": None if experts is None else asdict(experts.settings) | {"count": len(experts)},
-            "network": network.spec.as_json(),
-            "method": [name, configuration(method, settings)["method"]],
-            "settings": chosen,
-            "start": float(start.images.double().sum()),
-        },
-        sort_keys=True,
     )

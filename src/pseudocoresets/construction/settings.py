@@ -13,7 +13,7 @@ OPTIMISERS = ("sgd", "adam")
 class ConstructionSettings:
     """How the points are learned: by SGD, x <- x - learning_rate * grad (with momentum), or by Adam.
 
-    With ``averaging`` b > 0 the coreset is the average of its iterates x_t with weights that fall by b an iteration,
+    With ``averaging`` b > 0 the coreset is the average of its iterates x_t with weights that fall by b per iteration,
     a_t = b_t a_{t-1} + (1 - b_t) x_t,  b_t = min(b, t / (t + 10)),  which takes the noise of the last ones out.
     With ``annealing`` c > 0 all learning rates are multiplied by min(1, (n - t) / (c n)) in iteration t = 0 .. n-1:
     they fall towards zero over the last part c of the iterations.
@@ -56,3 +56,8 @@ class ConstructionSettings:
             raise InputError(f"The optimiser must be one of {', '.join(OPTIMISERS)}; got '{self.optimiser}'.")
         if self.weights not in ("full", "unit"):
             raise InputError(f"Weights must be 'full' or 'unit'; got '{self.weights}'.")
+
+    @property
+    def iterations_at_full_rate(self) -> int:
+        """How many iterations from the first on the learning rates have not begun to fall."""
+        return int((1 - self.annealing) * self.iterations)

@@ -3,41 +3,87 @@
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 from collections.abc import Iterator, Mapping
-from typing import Generic, TypeVar
+from functools import cached_property
+from typing import Generic, TypeAlias, TypeVar, cast
 
 from pseudocoresets.core.errors import InputError
 
 T = TypeVar("T")
+Option: TypeAlias = int | float | str
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """A mapping from names to parts of one kind ("method", "network", ...)."""
+    """A mapping from names to parts of one kind ("method", "network", ...).
 
-    def __init__(self, kind: str, entries: Mapping[str, T]) -> None:
+    Installed packages can add parts as entry points of ``group``: their names are looked up when a name is not found
+    or names are listed, and a part is imported when it is asked for. Names that are already here win.
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, T], group: str = "") -> None:
         self.kind = kind
+        self.group = group
         self._entries = dict(entries)
 
     def __getitem__(self, name: str) -> T:
-        try:
-            return self._entries[name]
-        except KeyError:
-            raise InputError(self._unknown(name)) from None
+        if name not in self._entries:
+            if name not in self._plugins:
+                raise InputError(self._unknown(name))
+            self._entries[name] = self._load(self._plugins[name])
+        return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+        return iter({**self._entries, **self._plugins})
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(list(iter(self)))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries
+        return name in self._entries or name in self._plugins
 
     def add(self, name: str, entry: T) -> None:
         """Register a part of the user's own."""
         self._entries[name] = entry
 
+    @cached_property
+    def _plugins(self) -> dict[str, importlib.metadata.EntryPoint]:
+        if not self.group:
+            return {}
+        return {point.name: point for point in importlib.metadata.entry_points(group=self.group)}
+
+    def _load(self, point: importlib.metadata.EntryPoint) -> T:
+        try:
+            return cast(T, point.load())
+        except Exception as error:  # a plug-in is anybody's code: whatever it raises is its own affair
+            package = f" of the package '{point.dist.name}'" if point.dist is not None else ""
+            raise InputError(
+                f"The {self.kind} '{point.name}' is the plug-in '{point.value}'{package}, which cannot be loaded "
+                f"({type(error).__name__}: {error}); repair or remove it."
+            ) from None
+
     def _unknown(self, name: str) -> str:
-        nearest = difflib.get_close_matches(name.lower(), self._entries, n=1, cutoff=0.4)
+        nearest = difflib.get_close_matches(name.lower(), self, n=1, cutoff=0.4)
         suggestion = f" Did you mean '{nearest[0]}'?" if nearest else ""
-        return f"There is no {self.kind} named '{name}'.{suggestion} Known: {', '.join(self._entries)}."
+        return f"There is no {self.kind} named '{name}'.{suggestion} Known: {', '.join(self)}."
+
+
+def parse_name(text: str, kind: str) -> tuple[str, dict[str, Option]]:
+    """``"convnet:depth=3,norm=group"`` as a name and its options; ``kind`` says what it should name."""
+    name, _, rest = text.partition(":")
+    options: dict[str, Option] = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise InputError(f"The options of a {kind} are written NAME:key=value,key=value; got '{text}'.")
+        options[key.strip()] = _value(value.strip())
+    return name.strip(), options
+
+
+def _value(text: str) -> Option:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text

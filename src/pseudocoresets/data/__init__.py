@@ -48,6 +48,7 @@ FOLDER_PREFIX = "folder:"
 DATASETS: Registry[DatasetEntry] = Registry(
     "data set",
     {entry.name: entry for entry in (DIGITS, MNIST, FASHION_MNIST, SVHN, CIFAR10, CIFAR100, TINY_IMAGENET, CIFAR10_C)},
+    group="pseudocoresets.datasets",
 )
 """Every data set by name."""
 

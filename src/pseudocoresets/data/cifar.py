@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pseudocoresets.core.errors import FileFormatError
 from pseudocoresets.core.progress import Progress
@@ -27,31 +26,28 @@ def read_cifar(entry: DatasetEntry, root: Path, progress: Progress) -> tuple[Spl
 
 
 def _read(entry: DatasetEntry, paths: list[Path], count: int) -> Split:
-    images = torch.empty(count, math.prod(entry.shape), dtype=torch.uint8)
+    images = np.empty((count, math.prod(entry.shape)), np.uint8)
     labels: list[int] = []
     for path in paths:
-        rows, batch_labels = _read_batch(path, images[len(labels) :])
+        rows, batch_labels = _read_batch(path, images.shape[1])
         end = len(labels) + len(rows)
         if end > count:
             raise FileFormatError(f"'{path.parent}' holds more than the {count} images that {entry.name} has.")
-        images[len(labels) : end] = torch.from_numpy(rows)  # large batches already lie there
+        images[len(labels) : end] = rows
         labels += batch_labels
-    images = images[: len(labels)].reshape(-1, *entry.shape)
-    return entry.check(Split(images, torch.tensor(labels, dtype=torch.int64)), count, paths[0].parent)
+    read = torch.from_numpy(images[: len(labels)]).reshape(-1, *entry.shape)
+    return entry.check(Split(read, torch.tensor(labels, dtype=torch.int64)), count, paths[0].parent)
 
 
-def _read_batch(path: Path, place: Tensor) -> tuple[np.ndarray, list[int]]:
-    """One image a row, red then green then blue, and the labels; a large batch is read straight into ``place``."""
-    size = place.shape[1]
-    content = read_pickle(path, place.flatten().numpy())
+def _read_batch(path: Path, size: int) -> tuple[np.ndarray, list[int]]:
+    """One image per row, red then green then blue, and the labels."""
+    content = read_pickle(path)
     rows = _value(content, "data")
     labels = next((found for key in _LABEL_KEYS if (found := _value(content, key)) is not None), None)
     if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.shape[1:] != (size,):
         raise FileFormatError(f"'{path}' holds no array 'data' of rows of {size} bytes; it is not a CIFAR batch.")
     if not isinstance(labels, list) or len(labels) != len(rows) or not all(map(_is_label, labels)):
         raise FileFormatError(f"'{path}' does not hold one label for each of its {len(rows)} images.")
-    if not rows.flags.writeable:
-        rows = rows.copy()
     return rows, labels
 
 

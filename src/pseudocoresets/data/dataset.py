@@ -76,6 +76,12 @@ class Dataset:
     """Fraction and seed of each ``holding_out`` that led here."""
 
     @property
+    def fingerprint(self) -> str:
+        from pseudocoresets.core.fingerprint import fingerprint
+
+        return fingerprint(self.train.images, self.train.labels, self.classes)
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from filelock import FileLock
+
 from pseudocoresets._io.files import make_folder, replacing
 from pseudocoresets.core.errors import DataUnavailableError, InputError
 from pseudocoresets.core.progress import Progress, task
@@ -218,19 +220,16 @@ def _unpack(source: Source, archive: Path, place: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Wait until no other process holds ``path``; where the system has no such locks, go ahead."""
+    """Wait until no other process holds ``path``."""
+    lock = FileLock(path)
     try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    try:
-        file = path.open("w")
+        lock.acquire()
     except OSError as error:
         raise InputError(f"Cannot write '{path}': {error.strerror}. Choose a folder you may write to.") from None
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _md5(path: Path) -> str:

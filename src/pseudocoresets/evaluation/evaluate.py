@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.data.dataset import Split
 from pseudocoresets.evaluation.metrics import (
     METRICS,
@@ -54,16 +55,30 @@ class EvaluationReport:
     posterior: Mapping[str, Any]
     diagnostics: Diagnostics | None = None
     """Whether the chains agree, in function space; None for a protocol without chains."""
+    control: EvaluationReport | None = None
+    """The same for random real images, where it was asked for."""
+
+    @property
+    def gain(self) -> dict[str, float]:
+        """Each metric's mean less that of the control."""
+        if self.control is None:
+            raise InputError("This evaluation has no control to gain over; evaluate with control=True.")
+        return {name: getattr(self, name).mean - getattr(self.control, name).mean for name in METRICS}
 
     def as_json(self) -> dict[str, Any]:
         metrics = {name: getattr(self, name).as_json() for name in METRICS}
-        return metrics | {
-            "protocol": self.protocol,
-            "ensemble": dict(self.ensemble),
-            "reliability": self.reliability.as_json(),
-            "posterior": dict(self.posterior),
-            "diagnostics": None if self.diagnostics is None else self.diagnostics.as_json(),
-        }
+        beside = {} if self.control is None else {"control": self.control.as_json(), "gain": self.gain}
+        return (
+            metrics
+            | beside
+            | {
+                "protocol": self.protocol,
+                "ensemble": dict(self.ensemble),
+                "reliability": self.reliability.as_json(),
+                "posterior": dict(self.posterior),
+                "diagnostics": None if self.diagnostics is None else self.diagnostics.as_json(),
+            }
+        )
 
 
 def evaluate(samples: PosteriorSamples, split: Split) -> EvaluationReport:
@@ -87,7 +102,24 @@ def pooled(reports: Sequence[EvaluationReport]) -> EvaluationReport:
         reliability=pooled_reliability([report.reliability for report in reports]),
         protocol=first.protocol,
         posterior=first.posterior,
-        diagnostics=first.diagnostics,
+        diagnostics=_pooled_diagnostics([report.diagnostics for report in reports]),
+    )
+
+
+def _pooled_diagnostics(parts: Sequence[Diagnostics | None]) -> Diagnostics | None:
+    """The worst of several evaluations where one bad chain counts, their averages where the typical one does."""
+    found = [part for part in parts if part is not None]
+    if not found:
+        return None
+    return replace(
+        found[0],
+        r_hat_max=max(part.r_hat_max for part in found),
+        r_hat_median=statistics.fmean(part.r_hat_median for part in found),
+        ess_min=min(part.ess_min for part in found),
+        ess_median=statistics.fmean(part.ess_median for part in found),
+        share_above=statistics.fmean(part.share_above for part in found),
+        quantities=sum(part.quantities for part in found),
+        warning=next((part.warning for part in found if part.warning is not None), None),
     )
 
 

@@ -117,7 +117,7 @@ def sample_posterior(
     posterior = _Posterior(coreset, used, chosen, randomness)
     with task(progress or Silent(), f"posterior of {coreset.method} ({start})", chosen.steps) as bar:
         kept = (_train_points if start == "point" else _run_chains)(posterior, positions, bar)
-    return PosteriorSamples(kept, used, coreset.transform, start, chosen)
+    return PosteriorSamples(kept, used, coreset.require_images(), start, chosen)
 
 
 class _Posterior:

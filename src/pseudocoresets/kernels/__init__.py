@@ -48,6 +48,8 @@ __all__ = [
 ]
 
 KERNELS: Registry[Callable[..., AnyKernel]] = Registry(
-    "sampler", {"langevin": Langevin, "mala": MALA, "sghmc": SGHMC, "hmc": HMC}
+    "sampler",
+    {"langevin": Langevin, "mala": MALA, "sghmc": SGHMC, "hmc": HMC},
+    group="pseudocoresets.kernels",
 )
 """Every Markov kernel by name; each takes ``step_size``."""

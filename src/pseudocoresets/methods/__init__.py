@@ -50,5 +50,6 @@ METHODS: Registry[Callable[..., Method]] = Registry(
         "cd-wasserstein": ContrastiveWasserstein,
         "bptt": BPTT,
     },
+    group="pseudocoresets.methods",
 )
 """Every construction method by name."""

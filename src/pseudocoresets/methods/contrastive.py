@@ -35,12 +35,12 @@ from torch import Tensor
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
+from pseudocoresets.core.registry import parse_name
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import STEP_SIZE
 from pseudocoresets.kernels import KERNELS
 from pseudocoresets.kernels.kernel import AnyKernel
 from pseudocoresets.methods.method import Hyperparameter, Loss, Problem
-from pseudocoresets.models.networks import parse_name
 
 
 class Phases(NamedTuple):
@@ -90,7 +90,7 @@ class ContrastiveDivergence:
             return loss
         step_size = points.hyperparameters[STEP_SIZE]
         matched = (step_size - step_size.detach()) * step_size_slope(phases, step_size.detach())
-        return Loss(loss.value + matched, {**loss.terms, STEP_SIZE: step_size.detach()})
+        return loss._replace(value=loss.value + matched, terms={**loss.terms, STEP_SIZE: step_size.detach()})
 
     def sample_phases(self, points: Points, problem: Problem, randomness: Randomness) -> Phases:
         """Where the chains start and end, and the experts, without a graph."""
@@ -116,7 +116,7 @@ def step_size_slope(phases: Phases, step_size: Tensor) -> Tensor:
 
 def build_kernel(name: str, step_size: float) -> AnyKernel:
     """The kernel that ``name`` describes, ``"hmc"`` or ``"hmc:leapfrog_steps=5"``."""
-    plain, options = parse_name(name)
+    plain, options = parse_name(name, "sampler")
     build = KERNELS[plain]
     try:
         return build(step_size=step_size, **options)
@@ -131,7 +131,8 @@ def phase_difference(
     x = problem.transformation(len(points.x), randomness)(points.x)
     energies = problem.energies(torch.cat([positive, negative]).detach(), x, points)
     up, down = energies[: len(positive)].mean(), energies[len(positive) :].mean()
-    return Loss(up - down, {"positive": up.detach(), "negative": down.detach()})
+    terms = {"positive": up.detach(), "negative": down.detach()}
+    return Loss(up - down, terms, energies=tuple(terms))
 
 
 def perturbed(theta: Tensor, sigma: float, randomness: Randomness) -> Tensor:

@@ -73,7 +73,5 @@ class ContrastiveWasserstein:
         positive = perturbed(draw.later, self.sigma, randomness)
         negative = perturbed(match.end.position, self.sigma, randomness)
         contrast = phase_difference(points, problem, positive, negative, randomness)
-        return Loss(
-            contrast.value + self.weight * match.loss,
-            {**contrast.terms, "distance": match.loss.detach()},
-        )
+        terms = {**contrast.terms, "distance": match.loss.detach()}
+        return contrast._replace(value=contrast.value + self.weight * match.loss, terms=terms)

@@ -63,7 +63,7 @@ def energy_difference(
         loss = phase_difference(gatherer.points, problem, up, down, randomness)
         gatherer.add(share * loss.value)
         terms = {name: terms.get(name, 0.0) + share * value for name, value in loss.terms.items()}
-    return Loss(gatherer.total(), terms)
+    return Loss(gatherer.total(), terms, energies=tuple(terms))
 
 
 class GradientGatherer:
@@ -149,7 +149,8 @@ def covariance_loss(
         mine = problem.energies(group, seen, gatherer.points)
         gatherer.add(scale * (residual * mine).sum())
     value = gatherer.total(value=scale / 2 * gap.var())
-    return Loss(value, {"core": energies.mean(), "real": real_energies.mean()})
+    terms = {"core": energies.mean(), "real": real_energies.mean()}
+    return Loss(value, terms, energies=tuple(terms))
 
 
 def real_energies(

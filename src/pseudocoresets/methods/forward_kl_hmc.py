@@ -73,7 +73,7 @@ class ForwardKLByHMC:
         negative, acceptance = self.sample_coreset(seen, plain, mode, randomness)
         positive = gaussian_samples(draw.later, self.samples, self.sigma, randomness)
         loss = energy_difference(seen, plain, positive, negative, randomness, self.at_once)
-        return Loss(loss.value, {**loss.terms, "acceptance": acceptance})
+        return loss._replace(terms={**loss.terms, "acceptance": acceptance})
 
     def sample_coreset(
         self, points: Points, problem: Problem, start: Tensor, randomness: Randomness

@@ -160,6 +160,8 @@ class Loss(NamedTuple):
     value: Tensor
     terms: Mapping[str, Tensor]
     state: Mapping[str, Tensor] = MappingProxyType({})
+    energies: tuple[str, ...] = ()
+    """Which of the terms are energies per datum, whose size tells that a construction diverged."""
 
 
 class Hyperparameter(NamedTuple):

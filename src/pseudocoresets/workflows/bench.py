@@ -21,10 +21,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pseudocoresets.construction.learner import Learner
-from pseudocoresets.construction.loop import real_coreset
 from pseudocoresets.construction.settings import ConstructionSettings
+from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.devices import PeakMemory, fit_threads, resolve_device
 from pseudocoresets.core.energy import Energy
+from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.data.dataset import Dataset, Split
@@ -34,9 +35,12 @@ from pseudocoresets.methods import ContrastiveDivergence, Problem
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
 from pseudocoresets.sources.experts import Experts, ExpertSettings, ExpertStore, train_experts
+from pseudocoresets.sources.experts.store import TrainedOn
 
 WARM_UP_ITERATIONS = 3
 DRAWING_ROUNDS = 7
+NOTHING = TrainedOn("bench", "")
+"""What random experts were trained on."""
 STORED_EPOCHS = 50
 
 
@@ -200,7 +204,7 @@ class _Bench:
         The first is a small difference of two times, so they are measured in turn and compared round by round.
         """
         with tempfile.TemporaryDirectory() as folder:
-            store = ExpertStore.create_or_open(folder, self._network, "bench", ExpertSettings(epochs=STORED_EPOCHS))
+            store = ExpertStore.create_or_open(folder, self._network, NOTHING, ExpertSettings(epochs=STORED_EPOCHS))
             trajectory = self._network.initialise(0, STORED_EPOCHS + 1)
             began = time.monotonic()
             store.add(0, trajectory)
@@ -222,7 +226,7 @@ class _Bench:
         settings = ConstructionSettings(ipc=ipc, learning_rate=1e-3)
         method = ContrastiveDivergence(expert_epochs=1, max_start_epoch=None, chains=chains, steps=steps)
         start = real_coreset(self._data, settings, self._network.spec, "cd")
-        learner = Learner(start, method, settings, self._device)
+        learner = Learner(Parameterisation(start.points), method, settings, self._device)
         problem = Problem(
             Energy(Classifier(self._network), self._scale.train_images),
             experts=experts or self._random_experts(),
@@ -233,7 +237,7 @@ class _Bench:
 
     def _random_experts(self, device: str | torch.device = "cpu") -> Experts:
         trajectories = [self._network.initialise(number, 3, device) for number in range(3)]
-        return Experts(self._network, "bench", ExpertSettings(epochs=2), trajectories)
+        return Experts(self._network, NOTHING, ExpertSettings(epochs=2), trajectories)
 
     def _reference(self, images: int, steps: int) -> Callable[[], None]:
         return _ReferenceLoop(self._network, self._scale.shape, images, steps, dsa(flippable=True), self._device)

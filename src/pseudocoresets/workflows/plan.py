@@ -43,7 +43,7 @@ def make_plan(
     No ``method`` is the preset's, and no ``sampler`` likewise.
     """
     known_dataset(dataset)
-    NETWORKS[parse_name(network)[0]]
+    NETWORKS[parse_name(network, "network")[0]]
     if protocol not in PROTOCOLS:
         raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{protocol}'.")
     chosen = preset_for(preset, dataset, ipc)
@@ -86,4 +86,4 @@ def known_dataset(name: str) -> None:
 
 def known_method(name: str) -> None:
     """A method is a divergence or a selection of real images; anything else is an error that suggests the nearest."""
-    Registry("method", {**METHODS, **SELECTIONS})[name]
+    Registry("method", dict.fromkeys((*METHODS, *SELECTIONS)))[name]

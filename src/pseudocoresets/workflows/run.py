@@ -14,16 +14,16 @@ from typing import Any, NamedTuple
 import torch
 
 from pseudocoresets._io.files import require_writable_folder, write_json, write_text
+from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
 from pseudocoresets.construction.loop import (
-    CHECKPOINT_SECONDS,
     Construction,
     build_method,
     needs_experts,
     network_for,
-    real_coreset,
     run_construction,
 )
 from pseudocoresets.construction.settings import ConstructionSettings
+from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.devices import fit_threads, resolve_device
 from pseudocoresets.core.progress import Progress, Silent
 from pseudocoresets.core.seeds import derive_seed

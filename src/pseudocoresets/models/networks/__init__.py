@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.registry import Registry
+from pseudocoresets.core.registry import Registry, parse_name
 from pseudocoresets.models.networks.alexnet import AlexNet
 from pseudocoresets.models.networks.convnet import ConvNet
 from pseudocoresets.models.networks.lenet import LeNet
 from pseudocoresets.models.networks.mlp import MLP
-from pseudocoresets.models.networks.network import Network, NetworkSpec, Shape
+from pseudocoresets.models.networks.modules import builder, rebuilder
+from pseudocoresets.models.networks.network import CUSTOM, Network, NetworkSpec, Shape
 from pseudocoresets.models.networks.resnet import ResNet18
 from pseudocoresets.models.networks.vgg import VGG11
 
-__all__ = ["NETWORKS", "Network", "NetworkSpec", "Shape", "build_network", "from_spec", "spec_from_json"]
+__all__ = [
+    "NETWORKS",
+    "AnyNetwork",
+    "Network",
+    "NetworkSpec",
+    "Shape",
+    "as_network",
+    "build_network",
+    "from_spec",
+    "parse_name",
+    "spec_from_json",
+]
+
+AnyNetwork: TypeAlias = str | Network | nn.Module | Callable[..., nn.Module]
+"""What ``as_network`` understands: a name, a network, a module, its class or a function that builds it."""
 
 NETWORKS: Registry[Callable[..., nn.Module]] = Registry(
     "network",
@@ -30,8 +45,34 @@ NETWORKS: Registry[Callable[..., nn.Module]] = Registry(
         "lenet": LeNet,
         "mlp": MLP,
     },
+    group="pseudocoresets.networks",
 )
 """Every network by name: a function of (shape, classes, **options) that returns a module."""
+
+
+def as_network(network: AnyNetwork, shape: Shape, classes: int) -> Network:
+    """The network for images of ``shape`` that is given as a name, a network, a module, its class or a factory.
+
+    Every chain and every expert starts from an initialisation of its own. For a module they are those of its class,
+    if this can be called without arguments and has the same parameters; otherwise a copy of the module is used and
+    ``reset_parameters()`` of every layer that has it is called, so that parameters which belong to no such layer
+    start from the module's own values. The forward, the buffers and the settings are those of the module given,
+    which is copied and never changed. A class or a factory is called without arguments, or with (shape, classes).
+    """
+    if isinstance(network, str):
+        return build_network(network, shape, classes)
+    if isinstance(network, Network):
+        spec = network.spec
+        if (spec.shape, spec.classes) != (shape, classes):
+            raise InputError(
+                f"The network '{spec.name}' is for images {spec.shape} of {spec.classes} classes; "
+                f"the data has images {shape} of {classes} classes."
+            )
+        return network
+    if not callable(network):
+        raise InputError(f"A network is a name, a module, its class or a function that builds it; got {network!r}.")
+    build = rebuilder(network) if isinstance(network, nn.Module) else builder(network, shape, classes)
+    return Network.from_module(build, shape, classes)
 
 
 def build_network(name: str, shape: Shape, classes: int, **options: Any) -> Network:
@@ -39,12 +80,14 @@ def build_network(name: str, shape: Shape, classes: int, **options: Any) -> Netw
 
     Options are keyword arguments or follow the name: ``"convnet:depth=3,width=128,norm=group"``.
     """
-    name, written = parse_name(name)
+    _refuse_custom(name)
+    name, written = parse_name(name, "network")
     return from_spec(NetworkSpec(name, shape, classes, written | options))
 
 
 def from_spec(spec: NetworkSpec) -> Network:
     """Build the network that a file or a folder of experts records."""
+    _refuse_custom(spec.name)
     constructor = NETWORKS[spec.name]
     _check_options(constructor, spec)
 
@@ -60,25 +103,12 @@ def spec_from_json(record: Mapping[str, Any]) -> NetworkSpec:
     return NetworkSpec(record["name"], (channels, height, width), record["classes"], record["options"])
 
 
-def parse_name(text: str) -> tuple[str, dict[str, int | float | str]]:
-    """``"convnet:depth=3,norm=group"`` as a name and its options."""
-    name, _, rest = text.partition(":")
-    options: dict[str, int | float | str] = {}
-    for item in filter(None, rest.split(",")):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise InputError(f"Network options are written NAME:key=value,key=value; got '{text}'.")
-        options[key.strip()] = _value(value.strip())
-    return name.strip(), options
-
-
-def _value(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
+def _refuse_custom(name: str) -> None:
+    if name.split(":")[0] == CUSTOM:
+        raise InputError(
+            f"The network '{name}' is a module of your own, which cannot be built from its name; "
+            "give network=..., the module, its class or a function that builds it."
+        )
 
 
 def _check_options(constructor: Callable[..., nn.Module], spec: NetworkSpec) -> None:

@@ -7,9 +7,11 @@ A parameter set is a flat vector ``theta`` of shape ``(size,)``; a population ha
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -20,6 +22,11 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import derive_seed
 
 Shape = tuple[int, int, int]
+Layout = list[tuple[str, tuple[int, ...]]]
+"""Names and shapes of a module's parameters."""
+
+CUSTOM = "custom"
+PROBE_IMAGES = 2
 
 
 @dataclass(frozen=True)
@@ -65,9 +72,9 @@ class Network:
     def __init__(self, build: Callable[[], nn.Module], spec: NetworkSpec) -> None:
         self.spec = spec
         self._build = build
-        self.prototype = _seeded(build, 0).eval()
+        self.prototype = seeded(build, 0).eval()
+        self._layout = layout_of(self.prototype, spec.name)
         check_sampleable(self.prototype, spec)
-        self._layout = [(name, tuple(value.shape)) for name, value in self.prototype.named_parameters()]
         self._sizes = [math.prod(shape) for _, shape in self._layout]
         self.size = sum(self._sizes)
         """Number of parameters."""
@@ -75,17 +82,50 @@ class Network:
         self._on_device: dict[torch.device, nn.Module] = {}
 
     @classmethod
-    def from_module(cls, build: Callable[[], nn.Module], shape: Shape, classes: int, name: str = "custom") -> Network:
+    def from_module(
+        cls, build: Callable[[], nn.Module], shape: Shape, classes: int, name: str | None = None
+    ) -> Network:
         """A network from any module of the user's; each call of ``build`` makes a freshly initialised one.
 
-        For a file to build it again by name, register its constructor: ``NETWORKS.add("mine", constructor)``.
+        It is named ``custom:`` and the module's class unless ``name`` is given. For a file to build it again by name,
+        register its constructor: ``NETWORKS.add("mine", constructor)``.
         """
-        return cls(build, NetworkSpec(name, shape, classes))
+        return cls(build, NetworkSpec(name or f"{CUSTOM}:{type(seeded(build, 0)).__qualname__}", shape, classes))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells apart what networks compute, whatever they are called and however they were initialised.
+
+        A hash of the parameters' names and shapes, and of the scores of fixed images under fixed parameters: in
+        float64 to six digits of the largest one, or in float32 to four where the module cannot do float64.
+        """
+        digest = hashlib.blake2b(repr((self.spec.shape, self.spec.classes, self._layout)).encode(), digest_size=16)
+        try:
+            digest.update(self._probe(torch.float64, digits=6))
+        except RuntimeError:
+            digest.update(self._probe(torch.float32, digits=4))
+        return digest.hexdigest()
+
+    def _probe(self, dtype: torch.dtype, digits: int) -> bytes:
+        """Scores of the probe, rounded; a parameter of n inputs has the variance 1 / (3 n) under it."""
+        count = PROBE_IMAGES * math.prod(self.spec.shape)
+        values = _fixed_values(count + self.size).to(dtype)
+        images = 2 * values[:count].view(PROBE_IMAGES, *self.spec.shape)
+        parameters = self.unflatten(values[count:])
+        scaled = {name: value / math.sqrt(math.prod(value.shape[1:])) for name, value in parameters.items()}
+        module = copy.deepcopy(self.prototype).to(dtype)
+        with torch.no_grad():
+            scores = functional_call(module, scaled, (images,)).double().cpu()
+        largest = float(scores.abs().max())
+        if not 0 < largest < math.inf:
+            return str(largest).encode()
+        unit = 10.0 ** (math.floor(math.log10(largest)) + 1 - digits)
+        return (scores / unit).round().long().numpy().tobytes()
 
     def initialise(self, seed: int, chains: int | None = None, device: str | torch.device = "cpu") -> Tensor:
         """Parameters as the module's own initialisation draws them: ``(size,)``, or ``(chains, size)``."""
         if chains is None:
-            return self.flatten(_seeded(self._build, seed)).to(device)
+            return self.flatten(seeded(self._build, seed)).to(device)
         return torch.stack([self.initialise(derive_seed(seed, i)) for i in range(chains)]).to(device)
 
     def logits(self, theta: Tensor, images: Tensor) -> Tensor:
@@ -113,7 +153,7 @@ class Network:
     def flatten(self, module: nn.Module) -> Tensor:
         """The parameter vector of an ordinary module of this architecture."""
         parameters = dict(module.named_parameters())
-        if [(name, tuple(parameter.shape)) for name, parameter in parameters.items()] != self._layout:
+        if layout_of(module, self.spec.name) != self._layout:
             raise InputError(f"The module's parameters are not those of the network '{self.spec.name}'.")
         return torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
 
@@ -137,6 +177,18 @@ class Network:
         if device not in self._on_device:
             self._on_device[device] = copy.deepcopy(self.prototype).to(device)
         return self._on_device[device]
+
+
+def layout_of(module: nn.Module, name: str) -> Layout:
+    """Names and shapes of the parameters, of which there must be some and all of known shape."""
+    parameters = dict(module.named_parameters())
+    if not parameters:
+        raise InputError(f"The network '{name}' has no parameters, so there is nothing to sample.")
+    if any(isinstance(parameter, nn.parameter.UninitializedParameter) for parameter in parameters.values()):
+        raise InputError(
+            f"The network '{name}' has lazy layers without shapes; pass one batch of images through it first."
+        )
+    return [(key, tuple(parameter.shape)) for key, parameter in parameters.items()]
 
 
 def check_sampleable(module: nn.Module, spec: NetworkSpec) -> None:
@@ -171,7 +223,14 @@ def refuse_batch_statistics(module: nn.Module, name: str) -> None:
             )
 
 
-def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+def _fixed_values(count: int) -> Tensor:
+    """Numbers in [-1, 1) that are the same on every machine: bytes of SHAKE-256, scaled."""
+    stream = bytearray(hashlib.shake_256(b"pseudocoresets network probe").digest(count))
+    return (torch.frombuffer(stream, dtype=torch.uint8).double() - 128) / 128
+
+
+def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """What ``build`` gives under a seed of its own; the program's random numbers are left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()

@@ -19,11 +19,14 @@ from torch import Tensor
 
 from pseudocoresets._io.files import make_folder, read_json, write_json, write_tensors
 from pseudocoresets.core.errors import FileFormatError, InputError
+from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.models.networks import Network, NetworkSpec, from_spec, spec_from_json
+from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.models.networks import Network, from_spec, spec_from_json
 
 FORMAT = "expert store"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""Version 1 knew data and network by name only."""
 _EXPERT_FILE = re.compile(r"expert-(\d{4,})\.safetensors")
 
 
@@ -41,6 +44,13 @@ class ExpertSettings:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1 or not self.learning_rate > 0:
             raise InputError("Experts need at least one epoch, a batch of at least one, and a positive learning rate.")
+
+
+class TrainedOn(NamedTuple):
+    """The data of experts: their name, for people, and the fingerprint of their content, which decides."""
+
+    name: str
+    fingerprint: str
 
 
 class Draw(NamedTuple):
@@ -63,12 +73,23 @@ class Experts:
     """Trajectories of one network on one data set, from which constructions draw."""
 
     def __init__(
-        self, network: Network, dataset: str, settings: ExpertSettings, trajectories: Sequence[Trajectory]
+        self,
+        network: Network,
+        trained_on: TrainedOn,
+        settings: ExpertSettings,
+        trajectories: Sequence[Trajectory],
     ) -> None:
         self.network = network
-        self.dataset = dataset
+        self.trained_on = trained_on
         self.settings = settings
         self.trajectories = trajectories
+
+    @property
+    def fingerprint(self) -> str:
+        """What these experts are: data, network, training and how many."""
+        return fingerprint(
+            self.trained_on.fingerprint, self.network.fingerprint, asdict(self.settings), len(self.trajectories)
+        )
 
     def __len__(self) -> int:
         return len(self.trajectories)
@@ -127,19 +148,19 @@ class StoredTrajectory:
 class ExpertStore:
     """A folder of experts that can be added to."""
 
-    def __init__(self, folder: Path, network: Network, dataset: str, settings: ExpertSettings) -> None:
+    def __init__(self, folder: Path, network: Network, trained_on: TrainedOn, settings: ExpertSettings) -> None:
         self.folder = folder
         self.network = network
-        self.dataset = dataset
+        self.trained_on = trained_on
         self.settings = settings
 
     @classmethod
     def create_or_open(
-        cls, folder: str | os.PathLike[str], network: Network, dataset: str, settings: ExpertSettings
+        cls, folder: str | os.PathLike[str], network: Network, trained_on: TrainedOn, settings: ExpertSettings
     ) -> ExpertStore:
         """The store in ``folder``, which must be of this kind of expert if it already is one."""
         folder = make_folder(folder)
-        store = cls(folder, network, dataset, settings)
+        store = cls(folder, network, trained_on, settings)
         path = folder / "store.json"
         if path.exists():
             _require_same(folder, _read_description(folder), store._description())
@@ -148,16 +169,24 @@ class ExpertStore:
         return store
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str]) -> ExpertStore:
-        """An existing store."""
+    def open(cls, folder: str | os.PathLike[str], network: Network | None = None) -> ExpertStore:
+        """An existing store; ``network`` is needed for one that no registered name builds again."""
         folder = Path(folder)
         description = _read_description(folder)
         try:
-            network = from_spec(spec_from_json(description["network"]))
+            recorded = description["network"]
+            spec = spec_from_json(recorded)
+            trained_on = TrainedOn(description["dataset"], description["data"])
             settings = ExpertSettings(**description["settings"])
-            return cls(folder, network, description["dataset"], settings)
         except (KeyError, TypeError, ValueError):
             raise FileFormatError(f"'{folder}/store.json' is incomplete; train the experts again.") from None
+        found = from_spec(spec) if network is None else network
+        if found.fingerprint != recorded.get("fingerprint"):
+            raise InputError(
+                f"The experts in '{folder}' are of another network than '{found.spec}' is now; give the network that "
+                "they were trained with."
+            )
+        return cls(folder, found, trained_on, settings)
 
     def present(self) -> list[int]:
         """Numbers of the experts that are here."""
@@ -188,7 +217,7 @@ class ExpertStore:
                     f"Expert {number} in '{self.folder}' has {len(trajectory)} snapshots instead of {expected}; "
                     "delete its file."
                 )
-        return Experts(self.network, self.dataset, self.settings, trajectories)
+        return Experts(self.network, self.trained_on, self.settings, trajectories)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"expert-{number:04d}.safetensors"
@@ -197,33 +226,40 @@ class ExpertStore:
         return {
             "format": FORMAT,
             "version": FORMAT_VERSION,
-            "dataset": self.dataset,
-            "network": self.network.spec.as_json(),
+            "dataset": self.trained_on.name,
+            "data": self.trained_on.fingerprint,
+            "network": self.network.spec.as_json() | {"fingerprint": self.network.fingerprint},
             "settings": asdict(self.settings),
         }
 
 
-def load_experts(folder: str | os.PathLike[str]) -> Experts:
-    """Experts for drawing, from a folder."""
-    return ExpertStore.open(folder).experts()
+def load_experts(folder: str | os.PathLike[str], network: Network | None = None) -> Experts:
+    """Experts for drawing, from a folder.
+
+    Args:
+        folder: Where ``train_experts`` put them.
+        network: The network that they were trained with, if it is not one that a registered name builds.
+    """
+    return ExpertStore.open(folder, network).experts()
 
 
-def require_experts_for(experts: Experts, dataset: str, spec: NetworkSpec | None = None) -> None:
-    """Experts of another data set or network cannot stand for this one's posterior."""
-    if experts.dataset != dataset:
+def require_experts_for(experts: Experts, data: Dataset, network: Network | None = None) -> None:
+    """Experts of other data or of another network cannot stand for this posterior."""
+    if experts.trained_on.fingerprint != data.fingerprint:
         raise InputError(
-            f"These experts were trained on '{experts.dataset}', not on '{dataset}'; give the folder of experts for "
-            f"'{dataset}'."
+            f"These experts were trained on other data ('{experts.trained_on.name}') than the training data of "
+            f"'{data.name}' given here; train experts on exactly these data. Experts of all data would leak what a "
+            "held-out split hides."
         )
-    if spec is not None and experts.network.spec != spec:
+    if network is not None and experts.network.fingerprint != network.fingerprint:
         raise InputError(
-            f"These experts are of the network '{experts.network.spec}', not '{spec}'; "
+            f"These experts are of the network '{experts.network.spec}', not '{network.spec}'; "
             "give the folder of experts of that network, or leave --network out."
         )
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Equality on the host, told from a few entries wherever they differ; a device is not waited for."""
+    """Whether two snapshots on the host are equal, of which a few entries tell most; of those on a device, False."""
     return not one.is_cuda and torch.equal(one[:64], other[:64]) and torch.equal(one, other)
 
 
@@ -247,7 +283,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
 
 
 def _require_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    for key in ("dataset", "network", "settings"):
+    for key in ("data", "network", "settings"):
         if found.get(key) != wanted[key]:
             raise InputError(
                 f"The experts in '{folder}' were trained with another {key} ({found.get(key)}, not {wanted[key]}); "

@@ -18,8 +18,8 @@ from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.core.state import Rates
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.models.networks import Network, build_network
-from pseudocoresets.sources.experts.store import Experts, ExpertSettings, ExpertStore
+from pseudocoresets.models.networks import AnyNetwork, Network, as_network
+from pseudocoresets.sources.experts.store import Experts, ExpertSettings, ExpertStore, TrainedOn
 
 if TYPE_CHECKING:
     from pseudocoresets.backends.fused.chains import CapturedChains
@@ -30,7 +30,7 @@ IMAGES_PER_BLOCK = 20_000
 
 def train_experts(
     data: Dataset,
-    network: str | Network = "convnet",
+    network: AnyNetwork = "convnet",
     count: int = 100,
     epochs: int = 50,
     out: str | os.PathLike[str] | None = None,
@@ -53,9 +53,10 @@ def train_experts(
         raise InputError(f"At least one expert is needed; got {count}.")
     if population is not None and population < 1:
         raise InputError(f"At least one expert is trained at a time; got a population of {population}.")
-    network = network if isinstance(network, Network) else build_network(network, data.shape, len(data.classes))
+    network = as_network(network, data.shape, len(data.classes))
     settings = ExpertSettings(epochs, batch_size, learning_rate, momentum, augment, seed)
-    store = None if out is None else ExpertStore.create_or_open(out, network, data.name, settings)
+    trained_on = TrainedOn(data.name, data.fingerprint)
+    store = None if out is None else ExpertStore.create_or_open(out, network, trained_on, settings)
     todo = list(range(count)) if store is None else store.missing(count)
     in_memory: dict[int, Tensor] = {}
     keep = in_memory.__setitem__ if store is None else store.add
@@ -67,7 +68,7 @@ def train_experts(
                     keep(number, trajectory)
     if store is not None:
         return store.experts(count)
-    return Experts(network, data.name, settings, list(in_memory.values()))
+    return Experts(network, trained_on, settings, list(in_memory.values()))
 
 
 class _Trainer:

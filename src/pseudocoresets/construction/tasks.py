@@ -1,0 +1,128 @@
+"""What a construction is about: images with a network, or rows with a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+
+from pseudocoresets.construction.settings import ConstructionSettings
+from pseudocoresets.core.energy import Energy, uniform_weights
+from pseudocoresets.core.fingerprint import fingerprint
+from pseudocoresets.core.parameterisation import Parameterisation
+from pseudocoresets.coreset import Coreset, require_same_shape
+from pseudocoresets.data.augmentation import dsa
+from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.methods import Method, Problem, RealData
+from pseudocoresets.methods.selection import SELECTIONS
+from pseudocoresets.models.classifier import Classifier
+from pseudocoresets.models.networks import Network, NetworkSpec
+from pseudocoresets.sources.experts import Experts
+
+
+class Task(Protocol):
+    """The full data, the model, and samples of their posterior."""
+
+    def start(self, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any]) -> Coreset:
+        """Where the points begin."""
+        ...
+
+    def continued(
+        self, initial: Coreset, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any]
+    ) -> Coreset:
+        """The points of another coreset as the start, which remembers how they were made."""
+        ...
+
+    def problem(self, settings: ConstructionSettings, device: torch.device) -> Problem:
+        """What a method may ask."""
+        ...
+
+    def parameterisation(self, start: Coreset, method: Method, settings: ConstructionSettings) -> Parameterisation:
+        """How the points follow from what is learned."""
+        ...
+
+    def identity(self) -> str:
+        """A fingerprint of the data, the model and the source of posterior samples."""
+        ...
+
+
+@dataclass(frozen=True)
+class ImageTask:
+    """Images in classes, a network, and experts where the method draws from them."""
+
+    data: Dataset
+    network: Network
+    experts: Experts | None = None
+
+    def start(self, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any]) -> Coreset:
+        return real_coreset(self.data, settings, self.network.spec, method, recorded)
+
+    def continued(
+        self, initial: Coreset, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any]
+    ) -> Coreset:
+        require_same_shape(initial, self.data)
+        return replace(renamed(initial, settings, method, recorded), network=self.network.spec)
+
+    def problem(self, settings: ConstructionSettings, device: torch.device) -> Problem:
+        data = self.data
+
+        @cache
+        def real_data() -> RealData:
+            return RealData(data.train.images.to(device), data.train.labels.to(device), data.transform.to(device))
+
+        return Problem(
+            energy=Energy(Classifier(self.network, settings.prior_scale), len(data.train), settings.temperature),
+            experts=self.experts,
+            real_data=real_data,
+            augmentation=dsa(data.flippable, settings.mixed_kinds) if settings.augment else None,
+        )
+
+    def parameterisation(self, start: Coreset, method: Method, settings: ConstructionSettings) -> Parameterisation:
+        return Parameterisation(
+            start.points,
+            "simplex" if settings.learn_labels else "fixed",
+            bool(getattr(method, "learns_weights", False))
+            if settings.learn_weights is None
+            else settings.learn_weights,
+            classes=len(start.classes),
+        )
+
+    def identity(self) -> str:
+        experts = None if self.experts is None else self.experts.fingerprint
+        return fingerprint(self.data.fingerprint, self.network.fingerprint, experts)
+
+
+def renamed(initial: Coreset, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any]) -> Coreset:
+    """A coreset as the start of another construction."""
+    origin = {"method": initial.method, "configuration": dict(initial.configuration)}
+    return replace(initial, method=method, seed=settings.seed, configuration={**recorded, "initial": origin})
+
+
+def real_coreset(
+    data: Dataset,
+    settings: ConstructionSettings,
+    network: NetworkSpec | None,
+    method: str,
+    recorded: Mapping[str, Any] | None = None,
+) -> Coreset:
+    """Real images chosen by ``settings.initialisation``: where a construction starts, and the control."""
+    index = SELECTIONS[settings.initialisation](data.train, settings.ipc, settings.seed)
+    size = len(data.train)
+    weights = uniform_weights(len(index), size) if settings.weights == "full" else torch.ones(len(index))
+    return Coreset(
+        x=data.transform(data.train.images[index]),
+        y=data.train.labels[index],
+        weights=weights,
+        transform=data.transform,
+        classes=data.classes,
+        data_size=size,
+        source=data.name,
+        method=method,
+        seed=settings.seed,
+        network=network,
+        configuration=recorded or {"settings": asdict(settings)},
+        flippable=data.flippable,
+    )

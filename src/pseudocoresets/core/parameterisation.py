@@ -1,0 +1,110 @@
+"""The free numbers behind weighted points that are learned.
+
+    x = scale * free,
+    y by the range of the target: identity (real), exp (positive), sigmoid (unit) or softmax (simplex) of free,
+    w = w_0 exp(free), or, where their total is kept, W softmax(free) with W = sum_i w_0i.
+
+Gradient methods learn them as named tensors, solvers by L-BFGS as one flat vector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.core.points import Points
+
+TargetRange: TypeAlias = Literal["fixed", "real", "positive", "unit", "simplex"]
+"""What the target of a synthetic point may become: it keeps a real point's, or any number, a positive one, one between
+zero and one, or a vector of class probabilities."""
+
+SMALLEST_TARGET = 1e-3
+"""How near to the edge of its range a learned target starts."""
+HARD_LABEL = 0.99
+"""The probability of its class with which a learned label starts."""
+LARGEST_LOG_WEIGHT = 30.0
+SMALLEST_WEIGHT = 1e-12
+
+
+@dataclass(frozen=True)
+class Parameterisation:
+    """How free tensors become points, starting from ``start``.
+
+    Args:
+        start: Where the points begin.
+        target_range: What targets may become; ``fixed`` ones are not learned.
+        learn_weights: Whether weights are learned.
+        keep_total: Whether learned weights keep their sum.
+        scale: The unit of each feature of x; None is one for all.
+        classes: The length of a vector of class probabilities.
+    """
+
+    start: Points
+    target_range: TargetRange = "fixed"
+    learn_weights: bool = False
+    keep_total: bool = True
+    scale: Tensor | None = None
+    classes: int = 0
+
+    def initial(self) -> dict[str, Tensor]:
+        """The free tensors at the start, by name: x, and y and weights where they are learned."""
+        free = {"x": self.start.x.clone() if self.scale is None else self.start.x / self.scale}
+        if self.target_range != "fixed":
+            free["y"] = self._free_targets()
+        if self.learn_weights:
+            logarithms = self.start.weights.clamp_min(SMALLEST_WEIGHT).log()
+            free["weights"] = logarithms if self.keep_total else torch.zeros_like(self.start.weights)
+        return free
+
+    def points(self, free: Mapping[str, Tensor]) -> Points:
+        """The points behind the free tensors, differentiable in them."""
+        return replace(
+            self.start,
+            x=free["x"] if self.scale is None else free["x"] * self.scale,
+            y=self._targets(free["y"]) if "y" in free else self.start.y,
+            weights=self._weights(free["weights"]) if "weights" in free else self.start.weights,
+        )
+
+    def flattened(self, free: Mapping[str, Tensor]) -> Tensor:
+        """The free tensors as one vector in double precision."""
+        return torch.cat([tensor.detach().flatten().double() for tensor in free.values()])
+
+    def unflattened(self, vector: Tensor) -> dict[str, Tensor]:
+        """The free tensors in a vector, differentiable in it."""
+        like = self.initial()
+        parts = vector.split([tensor.numel() for tensor in like.values()])
+        return {name: part.view_as(tensor) for (name, tensor), part in zip(like.items(), parts, strict=True)}
+
+    def _weights(self, free: Tensor) -> Tensor:
+        if self.keep_total:
+            return self.start.weights.sum() * free.softmax(0)
+        return self.start.weights * free.clamp(-LARGEST_LOG_WEIGHT, LARGEST_LOG_WEIGHT).exp()
+
+    def _free_targets(self) -> Tensor:
+        y = self.start.y
+        if self.target_range == "simplex":
+            return self._free_probabilities()
+        y = y.to(self.start.x.dtype)
+        if self.target_range == "positive":
+            return y.clamp_min(0.1).log()
+        return torch.logit(y, SMALLEST_TARGET) if self.target_range == "unit" else y.clone()
+
+    def _free_probabilities(self) -> Tensor:
+        y = self.start.y
+        if y.ndim == 2:
+            return y.clamp_min(1e-6).log()
+        others = (1 - HARD_LABEL) / max(1, self.classes - 1)
+        hard = torch.nn.functional.one_hot(y.long(), self.classes).to(self.start.x.dtype)
+        return hard * math.log(HARD_LABEL / others)
+
+    def _targets(self, free: Tensor) -> Tensor:
+        if self.target_range == "positive":
+            return free.clamp(max=LARGEST_LOG_WEIGHT).exp()
+        if self.target_range == "unit":
+            return free.sigmoid()
+        return free.softmax(-1) if self.target_range == "simplex" else free
