@@ -77,17 +77,15 @@ def coreset_of(noise: float, classes: tuple[str, ...] | None = None) -> Coreset:
     chosen = torch.cat([(data.train.labels == label).nonzero()[:2, 0] for label in range(10)])
     images = data.transform(data.train.images[chosen])
     images = images + noise * torch.randn(images.shape, generator=generator_for(0, "report test"))
-    weights = torch.full((20,), 65.0)
-    names = classes or data.classes
     return Coreset(
         images,
         data.train.labels[chosen],
-        weights,
-        data.transform,
-        names,
+        torch.full((20,), 65.0),
         1300,
         "digits",
         "cd",
+        data.transform,
+        classes or data.classes,
         flippable=False,
     )
 
