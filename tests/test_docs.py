@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from pseudocoresets.posterior import METHODS as POSTERIOR_METHODS
 from safetensors.torch import load_file
 
 import pseudocoresets as pc

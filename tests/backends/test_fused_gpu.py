@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
 
-from pseudocoresets.backends.fused import Accelerator, set_precision
+from pseudocoresets.backends import Backend, PlainBackend, choose_backend
 from pseudocoresets.construction.loop import run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.energy import Energy, uniform_weights
 from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.source import Draw
 from pseudocoresets.core.state import at_rest
 from pseudocoresets.data import Dataset, load_dataset
 from pseudocoresets.data.augmentation import Augmentation, dsa
-from pseudocoresets.gradients import captured as captured_matching
-from pseudocoresets.gradients.adjoint import run_forwards
 from pseudocoresets.inference.sampling import sample_posterior
-from pseudocoresets.kernels import Langevin
+from pseudocoresets.kernels import SGD, SGHMC, Drop, Langevin
 from pseudocoresets.methods import (
     BPTT,
     ContrastiveDivergence,
@@ -30,13 +29,13 @@ from pseudocoresets.methods import (
     RealData,
     Wasserstein,
 )
-from pseudocoresets.methods.bptt import real_slopes
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
 from pseudocoresets.sources.experts import train_experts
-from pseudocoresets.sources.experts.store import Draw
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+FusedBackend: Any = pytest.importorskip("pseudocoresets.backends.fused", exc_type=ImportError).FusedBackend
 
 BFLOAT16_GRADIENT = 0.1
 """Relative: bfloat16 keeps 8 bits, and autograd in bfloat16 itself is 0.06 to 0.08 away from float32 here."""
@@ -60,39 +59,86 @@ def points() -> Points:
     return Points(x, torch.arange(20, device="cuda") % 10, uniform_weights(20, 1000, "cuda"))
 
 
-def problem_for(network: Network, enabled: bool, augmentation: Augmentation | None) -> Problem:
+def problem_for(network: Network, fused: bool, augmentation: Augmentation | None) -> Problem:
     energy = Energy(Classifier(network), data_size=1000)
-    return Problem(energy, augmentation=augmentation, accelerator=Accelerator(enabled))
+    backend: Backend = FusedBackend("cuda") if fused else PlainBackend()
+    return Problem(energy, augmentation=augmentation, backend=backend)
+
+
+def test_the_fused_backend_is_chosen_on_a_gpu() -> None:
+    assert isinstance(choose_backend("cuda"), FusedBackend)
+    assert type(choose_backend("cuda", "float32")) is PlainBackend
 
 
 def test_image_gradients_agree_to_rounding(network: Network, points: Points) -> None:
     thetas = network.initialise(0, 3, "cuda")
     gradients = []
-    for enabled in (False, True):
+    for fused in (False, True):
         x = points.x.clone().requires_grad_()
-        energies = problem_for(network, enabled, None).energies(thetas, x, points)
+        energies = problem_for(network, fused, None).energies(thetas, x, points)
         weights = torch.tensor([1.0, -0.5, 2.0], device="cuda")
         gradients.append(torch.autograd.grad((weights * energies).sum(), x)[0])
     plain, fast = gradients
     assert (fast - plain).norm() / plain.norm() < BFLOAT16_GRADIENT
 
 
-def test_slopes_of_real_data_agree_to_rounding(network: Network, points: Points) -> None:
+def test_energies_of_real_data_and_their_gradients_agree_to_rounding(network: Network, points: Points) -> None:
     thetas = network.initialise(0, 3, "cuda")
-    plain, fast = (real_slopes(problem_for(network, on, None), thetas, points.x, points.y) for on in (False, True))
+    problems = [problem_for(network, fused, None) for fused in (False, True)]
+    plain, fast = (problem.real_gradients(thetas, points.x, points.y) for problem in problems)
     assert ((fast.energies / plain.energies) - 1).abs().max() < BFLOAT16_GRADIENT
-    assert ((fast.slopes - plain.slopes).norm(dim=1) / plain.slopes.norm(dim=1)).max() < BFLOAT16_GRADIENT
+    assert ((fast.gradients - plain.gradients).norm(dim=1) / plain.gradients.norm(dim=1)).max() < BFLOAT16_GRADIENT
+    without = problems[1].real_energies(thetas, points.x, points.y)
+    assert ((without / plain.energies) - 1).abs().max() < BFLOAT16_GRADIENT
 
 
 def test_one_noiseless_step_agrees_to_rounding(network: Network, points: Points) -> None:
     start = network.initialise(0, 2, "cuda")
     moves = []
-    for enabled in (False, True):
-        problem = problem_for(network, enabled, None)
+    for fused in (False, True):
+        problem = problem_for(network, fused, None)
         randomness = Randomness.for_purpose(0, "step", device="cuda")
         moves.append(problem.run_chain(Langevin(0.1), start, points, 1, randomness, noisy=False) - start)
     plain, fast = moves
     assert (fast - plain).norm() / plain.norm() < BFLOAT16_GRADIENT
+
+
+@pytest.mark.parametrize(
+    ("kernel", "schedule"),
+    [(SGHMC(0.02), None), (SGD(0.01, 0.9), None), (SGD(0.01, 0.9), Drop(3)), (Langevin(0.1), Drop(2))],
+)
+def test_every_fused_kernel_agrees_with_itself(
+    network: Network, points: Points, kernel: Langevin | SGHMC | SGD, schedule: Drop | None
+) -> None:
+    """Four noiseless steps in blocks of two, kept in the middle and at the end."""
+    start, energy = network.initialise(0, 2, "cuda"), Energy(Classifier(network), data_size=1000)
+    plain, fast = (
+        backend.run_chain(
+            kernel,
+            start,
+            energy,
+            points,
+            4,
+            Randomness.for_purpose(0, "kernel", device="cuda"),
+            noisy=False,
+            schedule=schedule,
+            keep_at={2, 4},
+        )
+        for backend in (PlainBackend(), FusedBackend("cuda"))
+    )
+    moved = (plain - start).norm(dim=-1)
+    assert ((fast - plain).norm(dim=-1) < BFLOAT16_GRADIENT * moved).all()
+
+
+def test_captured_chains_are_used_again(network: Network, points: Points) -> None:
+    """A network built again computes the same function, so that it needs no capture of its own."""
+    problem = problem_for(network, True, None)
+    again = replace(problem, energy=Energy(Classifier(build_network(str(network.spec), network.spec.shape, 10)), 1000))
+    for each in (problem, problem, again):
+        randomness = Randomness.for_purpose(0, "again", device="cuda")
+        each.run_chain(Langevin(0.1), network.initialise(0, 2, "cuda"), points, 2, randomness)
+    assert isinstance(problem.backend, FusedBackend)
+    assert len(problem.backend._chains) == 1
 
 
 def test_scheduled_steps_agree_to_rounding(digits: Dataset) -> None:
@@ -105,8 +151,10 @@ def test_scheduled_steps_agree_to_rounding(digits: Dataset) -> None:
     settings = {"sampler": "sghmc", "schedule": "cosine", "steps": 6, "samples": 6, "burn_in": 0.0, "chains": 2}
     paths = []
     for precision in ("float32", "auto"):
-        set_precision(precision)
-        kept = sample_posterior(coreset, device="cuda", step_size=0.02, temperature=1e-12, augment=False, **settings)
+        backend = choose_backend("cuda", precision)
+        kept = sample_posterior(
+            coreset, device="cuda", backend=backend, step_size=0.02, temperature=1e-12, augment=False, **settings
+        )
         paths.append(kept.parameters)
     plain, fast = paths
     length = plain.diff(dim=1).norm(dim=-1).sum(1)
@@ -133,9 +181,9 @@ def test_chain_statistics_agree_within_monte_carlo_error(network: Network, point
     """Energy on the points after 60 augmented steps, over 16 chains each way."""
     start = network.initialise(3, device="cuda").expand(16, -1).contiguous()
     found = []
-    for enabled in (False, True):
-        problem = problem_for(network, enabled, dsa(flippable=True))
-        randomness = Randomness.for_purpose(1, "chain", enabled, device="cuda")
+    for fused in (False, True):
+        problem = problem_for(network, fused, dsa(flippable=True))
+        randomness = Randomness.for_purpose(1, "chain", fused, device="cuda")
         ends = torch.cat([problem.run_chain(Langevin(0.05), part, points, 60, randomness) for part in start.split(4)])
         with torch.no_grad():
             found.append(problem_for(network, False, None).energies(ends, points.x, points))
@@ -160,13 +208,13 @@ def test_matched_trajectories_agree_to_rounding(network: Network, steps: int, im
         Langevin(0.1), start, teacher, 2 * steps, randomness, noisy=False
     )
     found = []
-    for enabled in (False, True):
+    for fused in (False, True):
         leaf = x.clone().requires_grad_()
         step_size = torch.tensor(0.05, device="cuda", requires_grad=True)
         points = Points(leaf, labels, uniform_weights(images, 1000, "cuda"), {"step_size": step_size})
         match = Wasserstein(steps=steps, chains=2, gradient="differences").match(
             points,
-            problem_for(network, enabled, None),
+            problem_for(network, fused, None),
             Draw(start, later),
             Randomness.for_purpose(0, "match", device="cuda"),
         )
@@ -180,7 +228,7 @@ def test_matched_trajectories_agree_to_rounding(network: Network, steps: int, im
 
 
 @pytest.mark.parametrize("blocks", [1, 2])
-def test_windows_with_momentum_agree_to_rounding(
+def test_unrolls_with_momentum_agree_to_rounding(
     network: Network, points: Points, blocks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two moving chains, over one block and over two, against the same differences in float32.
@@ -189,26 +237,27 @@ def test_windows_with_momentum_agree_to_rounding(
     the end is 0.2 away, and without momentum in the adjoint the gradient has a third of its norm.
     """
     steps, momentum, batch = 10, 0.9, 64
-    monkeypatch.setattr(captured_matching, "trajectory_block_length", lambda *_: steps // blocks)
+    monkeypatch.setattr(FusedBackend, "_trajectory_block_length", lambda *_: steps // blocks)
     generator = torch.Generator("cuda").manual_seed(1)
     images = torch.randn(batch, 3, 32, 32, generator=generator, device="cuda")
     real = RealData(images, torch.arange(batch, device="cuda") % 10, lambda x: x)
     points = replace(points, hyperparameters={"step_size": torch.tensor(0.01, device="cuda")})
     randomness = Randomness.for_purpose(0, "start", device="cuda")
     cold = at_rest(network.initialise(0, 2, "cuda"))
-    start = run_forwards(points, problem_for(network, False, None), cold, 2, 0, randomness, momentum)
-    method = BPTT(steps=steps, windows=2, batch_size=batch, momentum=momentum)
+    ahead = problem_for(network, False, None).descent(points, 2, momentum=momentum)
+    start = PlainBackend().trajectory(ahead, 2, 2, randomness).run(cold)
+    method = BPTT(steps=steps, unrolls=2, batch_size=batch, momentum=momentum)
     found = []
-    for enabled in (False, True):
+    for fused in (False, True):
         leaf = points.x.clone().requires_grad_()
         step_size = points.hyperparameters["step_size"].clone().requires_grad_()
-        descent = method.descend(
+        outcome = method.descend(
             replace(points, x=leaf, hyperparameters={"step_size": step_size}),
-            replace(problem_for(network, enabled, None), real_data=lambda: real),
+            replace(problem_for(network, fused, None), real_data=lambda: real),
             start,
             Randomness.for_purpose(0, "window", device="cuda"),
         )
-        found.append((descent.end, descent.loss.detach(), *torch.autograd.grad(descent.loss, [leaf, step_size])))
+        found.append((outcome.end, outcome.loss.detach(), *torch.autograd.grad(outcome.loss, [leaf, step_size])))
     (plain_end, plain_loss, plain, plain_rate), (fast_end, fast_loss, fast, fast_rate) = found
     moved = (plain_end.position - start.position).norm()
     assert (fast_end.position - plain_end.position).norm() / moved < BFLOAT16_GRADIENT
@@ -216,25 +265,27 @@ def test_windows_with_momentum_agree_to_rounding(
     assert abs(float(fast_loss / plain_loss) - 1) < BFLOAT16_GRADIENT
     assert float((fast * plain).sum() / fast.norm() / plain.norm()) > 1 - BFLOAT16_GRADIENT
     assert abs(float(fast.norm() / plain.norm()) - 1) < BFLOAT16_GRADIENT
-    # The real data's slopes, from which lambda comes, and the steps' own may each be off by as much.
+    # The real data's gradients, from which lambda comes, and the steps' own may each be off by as much.
     assert abs(float(fast_rate / plain_rate) - 1) < 2 * BFLOAT16_GRADIENT
 
 
 def test_predictions_agree(network: Network, points: Points) -> None:
     thetas = network.initialise(0, 2, "cuda")
-    fast = Accelerator().probabilities(network, thetas, points.x)
-    assert fast is not None
     with torch.no_grad():
-        plain = torch.stack([F.softmax(network.logits(theta, points.x), -1) for theta in thetas])
+        plain, fast = (
+            backend.probabilities(network, thetas, points.x) for backend in (PlainBackend(), FusedBackend("cuda"))
+        )
     assert (fast - plain).abs().max() < 0.02
 
 
 def test_experts_learn_the_same(digits: Dataset) -> None:
     accuracies = []
     for precision in ("float32", "auto"):
-        set_precision(precision)
+        backend = choose_backend("cuda", precision)
         network = build_network("convnet:width=32", digits.shape, 10)
-        experts = train_experts(digits, network, 2, epochs=15, batch_size=32, momentum=0.9, device="cuda")
+        experts = train_experts(
+            digits, network, 2, epochs=15, batch_size=32, momentum=0.9, device="cuda", backend=backend
+        )
         inputs = digits.transform(digits.test.images)
         for expert in range(2):
             predicted = network.logits(experts.snapshot(expert, -1), inputs).argmax(-1)

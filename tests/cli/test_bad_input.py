@@ -133,7 +133,7 @@ def test_run_refuses_settings_before_it_begins(
 # Images per class.
 
 
-@pytest.mark.parametrize("ipc", [0, -1, 1000])
+@pytest.mark.parametrize("ipc", [0, -1])
 @pytest.mark.parametrize("command", ["run", "construct", "compare"])
 def test_impossible_numbers_of_images_are_refused(
     bpc: Invoke, tmp_path: Path, experts_folder: Path, command: str, ipc: int

@@ -17,14 +17,14 @@ from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.errors import DivergenceError, FileFormatError, InputError
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import Dataset
-from pseudocoresets.methods import BPTT, Hyperparameter, Loss, Points, Problem
+from pseudocoresets.methods import BPTT, GradientMethod, Hyperparameter, Loss, Points, Problem
 from pseudocoresets.sources.experts import Experts
 
 QUICK = {"expert_epochs": 1, "max_start_epoch": 1, "steps": 2, "step_size": 0.05}
 
 
 @dataclass(frozen=True)
-class Pull:
+class Pull(GradientMethod):
     """A method whose loss is known: half the squared distance of the points to a constant, and of an extra to 3."""
 
     towards: float = 2.0

@@ -250,7 +250,7 @@ def test_a_fit_that_differs_is_refused(
     small: Path, whitened: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = replace(fit_zca(whitened.train.images[:-1]), origin=whitened.transform.origin)
-    monkeypatch.setattr("pseudocoresets.data.restoring.fit_zca_once", lambda images: wrong)
+    monkeypatch.setattr("pseudocoresets.data.restoring.fit_zca_once", lambda images, span: wrong)
     with pytest.raises(InputError, match="by more than rounding"):
         pc.Coreset.load(small, data_dir=tmp_path)
 

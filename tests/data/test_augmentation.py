@@ -95,7 +95,7 @@ PLAIN = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_agrees_with_a_plain_implementation(kind: str, shape: tuple[int, int, int]) -> None:
     images = images_of(shape)
-    transformation = Augmentation.draw_kind(kind, COUNT, torch.Generator().manual_seed(7))
+    transformation = Augmentation().draw_kind(kind, COUNT, torch.Generator().manual_seed(7))
     uniform = uniform_of(kind, COUNT, 7)
     expected = np.stack([PLAIN[kind](image, uniform[:, i]) for i, image in enumerate(images.numpy())])
     # Angles and factors are drawn in float32; a position is off by at most their rounding times the side, and a pixel
@@ -109,7 +109,7 @@ def test_each_kind_agrees_with_a_plain_implementation(kind: str, shape: tuple[in
 @pytest.mark.parametrize("kind", KINDS)
 def test_parameters_differ_between_images_and_change_them(kind: str) -> None:
     images = images_of((3, 16, 16), 1).expand(COUNT, -1, -1, -1)
-    changed = Augmentation.draw_kind(kind, COUNT, torch.Generator().manual_seed(0))(images)
+    changed = Augmentation().draw_kind(kind, COUNT, torch.Generator().manual_seed(0))(images)
     distinct = len({image.numpy().tobytes() for image in changed})
     # Crop has (2 * 2 + 1) ** 2 = 25 outcomes on a side of 16, of which 40 draws show 20 on average, give or take 2.
     assert distinct == 2 if kind == "flip" else distinct >= 12
@@ -117,7 +117,7 @@ def test_parameters_differ_between_images_and_change_them(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_agree_with_finite_differences(kind: str) -> None:
-    transformation = Augmentation.draw_kind(kind, 3, torch.Generator().manual_seed(1))
+    transformation = Augmentation().draw_kind(kind, 3, torch.Generator().manual_seed(1))
     images = images_of((2, 5, 6), 3).requires_grad_()
     assert torch.autograd.gradcheck(transformation, (images,))
 
@@ -125,7 +125,7 @@ def test_gradients_agree_with_finite_differences(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_transformation_repeats_itself(kind: str) -> None:
     """Siamese: what is done to one batch is done to another, and again."""
-    transformation = Augmentation.draw_kind(kind, 8, torch.Generator().manual_seed(2))
+    transformation = Augmentation().draw_kind(kind, 8, torch.Generator().manual_seed(2))
     images, others = images_of((3, 16, 16), 8), images_of((3, 16, 16), 8, seed=9)
     assert torch.equal(transformation(images), transformation(images))
     if kind != "color":  # linear in the images: the same map for both
@@ -136,7 +136,7 @@ def test_a_transformation_repeats_itself(kind: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_number_formats_are_kept(kind: str, dtype: torch.dtype) -> None:
-    transformation = Augmentation.draw_kind(kind, 8, torch.Generator().manual_seed(2))
+    transformation = Augmentation().draw_kind(kind, 8, torch.Generator().manual_seed(2))
     images = images_of((3, 16, 16), 8)
     result = transformation(images.to(dtype))
     assert result.dtype == dtype
@@ -160,7 +160,7 @@ def test_one_kind_a_batch_all_of_them_in_time() -> None:
         for kind in KINDS:
             again = torch.Generator()
             again.set_state(generator.get_state())
-            if torch.equal(Augmentation.draw_kind(kind, 4, again)(images), result):
+            if torch.equal(Augmentation().draw_kind(kind, 4, again)(images), result):
                 matching.append(kind)
         assert len(matching) == 1
         counts[matching[0]] += 1
@@ -171,7 +171,7 @@ def test_one_kind_a_batch_all_of_them_in_time() -> None:
 def test_parameters_stay_within_the_literature_s_bounds() -> None:
     count = 4000
     ones = torch.ones(count, 1, 17, 17, dtype=torch.float64)
-    draw = Augmentation.draw_kind
+    draw = Augmentation().draw_kind
     generator = torch.Generator().manual_seed(5)
     # Colour on a constant image is brightness alone: uniform within half of 1 either way.
     shift = draw("color", count, generator)(ones)[:, 0, 0, 0] - 1
@@ -206,7 +206,7 @@ def test_each_kind_can_be_captured_in_a_cuda_graph(kind: str) -> None:
     images = torch.randn(8, 3, 16, 16, device="cuda", requires_grad=True)
 
     def forward_and_backward() -> tuple[Tensor, Tensor]:
-        result = Augmentation.draw_kind(kind, 8, generator)(images)
+        result = Augmentation().draw_kind(kind, 8, generator)(images)
         return result, torch.autograd.grad(result.square().sum(), images)[0]
 
     stream = torch.cuda.Stream()
@@ -293,3 +293,36 @@ def test_a_block_of_the_same_images_is_differentiable_in_them() -> None:
     draw = Augmentation(("flip",)).draw_steps(5, 3, Randomness.for_purpose(0, "block"))
     draw(images.expand(1, 5, *images.shape)).sum().backward()
     torch.testing.assert_close(images.grad, torch.full_like(images, 5.0))
+
+
+def test_strengths_of_nothing_change_nothing() -> None:
+    none = {"brightness": 0, "saturation": 0, "contrast": 0, "crop": 0, "cutout": 0, "scale": 1, "rotate": 0}
+    augmentation = dsa(flippable=False, strengths=none)
+    images = images_of((3, 8, 8))
+    for kind in augmentation.kinds:
+        found = augmentation.draw_kind(kind, COUNT, torch.Generator().manual_seed(0))(images)
+        torch.testing.assert_close(found, images, rtol=0, atol=1e-5)
+
+
+def test_colour_can_be_changed_in_part() -> None:
+    """Brightness alone is a shift; saturation alone keeps the grey of each pixel; contrast alone the mean."""
+    images = images_of((3, 8, 8))
+
+    def changed(**kept: float) -> Tensor:
+        strengths = {"brightness": 0.0, "saturation": 0.0, "contrast": 0.0} | kept
+        augmentation = dsa(True, kinds=("color",), strengths=strengths)
+        return augmentation.draw(COUNT, Randomness.for_purpose(0, "colour"))(images)
+
+    shift = changed(brightness=0.4) - images
+    assert torch.allclose(shift, shift[:, :1, :1, :1].expand_as(shift)) and 0.15 < shift.abs().max() <= 0.2
+    torch.testing.assert_close(changed(saturation=1).mean(1), images.mean(1))
+    torch.testing.assert_close(changed(contrast=0.3).mean((1, 2, 3)), images.mean((1, 2, 3)))
+    assert not torch.allclose(changed(saturation=1), images) and not torch.allclose(changed(contrast=0.3), images)
+
+
+@pytest.mark.parametrize(
+    "strengths", [{"scale": 0.5}, {"rotate": -1}, {"crop": 2}, {"brightness": math.nan}, {"blur": 1}]
+)
+def test_impossible_strengths_are_refused(strengths: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=r"[Ss]trength"):
+        dsa(True, strengths=strengths)

@@ -120,3 +120,39 @@ def test_fractions_outside_the_interval_are_refused(fraction: float) -> None:
 def test_a_fit_with_arguments_serves_too() -> None:
     dataset = Dataset("t", random_split(6), random_split(6), ("a", "b", "c"), partial(fit_normalisation))
     assert dataset.transform.kind == "normalise"
+
+
+def test_parts_know_what_they_are_parts_of() -> None:
+    dataset = dataset_with(Counting())
+    assert dataset.test.dataset is dataset and dataset.train.dataset is dataset
+    part = dataset.holding_out(0.2)
+    assert part.test.dataset is part and part.test.subset(torch.arange(2)).dataset is part
+    assert dataset.train.dataset is dataset
+    assert "dataset" not in repr(dataset.test)
+
+
+def test_equal_content_has_equal_fingerprints() -> None:
+    first, second = load_dataset("digits"), load_dataset("digits")
+    assert first.fingerprint == dataclasses.replace(second, name="other").fingerprint
+    assert first.test.fingerprint == second.test.fingerprint != first.train.fingerprint
+
+
+def test_other_content_has_another_fingerprint() -> None:
+    dataset = load_dataset("digits")
+    labels = dataset.train.labels.clone()
+    labels[0] = (labels[0] + 1) % 10
+    images = dataset.train.images.clone()
+    images[3, 0, 2, 2] += 1
+    others = [
+        dataset,
+        dataset.holding_out(),
+        dataset.holding_out(seed=1),
+        load_dataset("digits", whiten=True),
+        dataclasses.replace(dataset, classes=dataset.classes[::-1]),
+        dataclasses.replace(dataset, train=Split(dataset.train.images, labels)),
+        dataclasses.replace(dataset, train=Split(images, dataset.train.labels)),
+        dataclasses.replace(dataset, train=Split(dataset.train.images.to(torch.uint16), dataset.train.labels)),
+        dataclasses.replace(dataset, transform=InputTransform(torch.zeros(1), torch.ones(1))),
+    ]
+    assert len({other.fingerprint for other in others}) == len(others)
+    assert dataset.holding_out().fingerprint == load_dataset("digits").holding_out().fingerprint

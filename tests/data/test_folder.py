@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -136,3 +137,19 @@ def test_wrong_sizes_are_explained(tmp_path: Path, query: str) -> None:
         load_dataset(f"folder:{tmp_path}{query}")
     with pytest.raises(InputError, match="give one of them"):
         load_dataset(f"folder:{tmp_path}?size=3", size=4)
+
+
+def test_the_path_is_recorded_whole_and_the_home_folder_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path / "bees", {"a": 2, "b": 2})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "bees")
+    for name in ("folder:~/bees", "folder:.", "folder:../bees"):
+        assert load_dataset(name).name == f"folder:{tmp_path / 'bees'}"
+
+
+def test_what_is_no_file_is_passed_over_and_sizes_are_bounded(tmp_path: Path) -> None:
+    write_images(tmp_path, {"a": 2, "b": 2})
+    os.mkfifo(tmp_path / "a" / "pipe.png")
+    assert len(load_folder(tmp_path).train) == 2
+    with pytest.raises(InputError, match="between 1 and 4096"):
+        load_dataset(f"folder:{tmp_path}?size=100000")

@@ -81,6 +81,7 @@ def test_the_official_count_is_expected(tmp_path: Path) -> None:
         (lambda content: b"PK" + content[2:], "not an IDX file"),
         (lambda content: content[:6], "truncated or damaged"),
         (lambda content: b"", "not an IDX file"),
+        (lambda content: idx(random_images(20, 28, 0)), "truncated or damaged"),
         (lambda content: idx(random_images(20, 28, 27)), "shape"),
         (lambda content: idx(random_images(19, 28, 28)), "19 images and 20 labels"),
     ],
@@ -98,6 +99,20 @@ def test_labels_out_of_range_are_refused(tmp_path: Path) -> None:
     write_mnist(tmp_path)
     (tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte").write_bytes(idx(np.arange(20)))
     with pytest.raises(FileFormatError, match="labels from 0 to 19 where mnist has 10 classes"):
+        small(MNIST).load(tmp_path)
+
+
+def test_labels_of_two_dimensions_are_refused(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    (tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros((20, 2))))
+    with pytest.raises(FileFormatError, match=r"labels of shape \(20, 2\)"):
+        small(MNIST).load(tmp_path)
+
+
+def test_a_compressed_file_is_not_unpacked_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pseudocoresets.data.idx.LARGEST_FILE", 1000)
+    write_mnist(tmp_path, compressed=True)
+    with pytest.raises(FileFormatError, match="and 984 follow"):
         small(MNIST).load(tmp_path)
 
 
@@ -178,7 +193,7 @@ def test_cifar_whitens_by_default_lazily_and_can_be_told_not_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted = []
-    monkeypatch.setattr("pseudocoresets.data.zca_cache.fit_zca", lambda images, device: fitted.append(images) or "zca")
+    monkeypatch.setattr("pseudocoresets.data.zca_cache.fit_zca", lambda images, **_: fitted.append(images) or "zca")
     monkeypatch.setattr("pseudocoresets.data.zca_cache.SMALLEST_KEPT", 10**9)
     write_cifar(tmp_path, CIFAR10, 2, True)
     dataset = small(CIFAR10, 20, 4).load(tmp_path)
@@ -213,6 +228,9 @@ def test_wrong_svhn_files_are_named(tmp_path: Path) -> None:
     savemat(tmp_path / "test_32x32.mat", {"X": np.zeros((3, 3)), "y": np.zeros(3)})
     with pytest.raises(FileFormatError, match="not as uint8"):
         small(SVHN).load(tmp_path)
+    savemat(tmp_path / "test_32x32.mat", {"X": np.zeros((3, 3, 3, 3), np.uint8), "y": np.array(["a", "b", "c"])})
+    with pytest.raises(FileFormatError, match="not as whole numbers"):
+        small(SVHN).load(tmp_path)
 
 
 def write_cifar10_c(root: Path, count: int = 4) -> np.ndarray:
@@ -243,6 +261,10 @@ def test_cifar10_c_refuses_what_it_has_not(tmp_path: Path) -> None:
         load_cifar10_c(tmp_path, "fog", 1)
     (tmp_path / "CIFAR-10-C" / "snow.npy").write_bytes(pickle.dumps({}))
     with pytest.raises(FileFormatError, match="not a readable"):
+        load_cifar10_c(tmp_path, "snow", 1)
+    with (tmp_path / "CIFAR-10-C" / "snow.npy").open("wb") as file:
+        np.savez(file, np.zeros(3))
+    with pytest.raises(FileFormatError, match="archive of arrays"):
         load_cifar10_c(tmp_path, "snow", 1)
     with pytest.raises(InputError, match="95 test sets"):
         CIFAR10_C.load(tmp_path)

@@ -159,7 +159,7 @@ def test_a_large_whitening_is_kept_for_the_next_time(tmp_path: Path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(cache, "SMALLEST_KEPT", 10)
     fits = []
-    monkeypatch.setattr(cache, "fit_zca", lambda images, device: fits.append(images) or fit_zca(images, device=device))
+    monkeypatch.setattr(cache, "fit_zca", lambda images, **options: fits.append(images) or fit_zca(images, **options))
     first = cache.fit_zca_once(IMAGES)
     again = cache.fit_zca_once(IMAGES.clone())
     assert len(fits) == 1

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 import torch
 
 import pseudocoresets as pc
 from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.data import Dataset
-from pseudocoresets.inference.settings import SAMPLERS
-from pseudocoresets.kernels import SCHEDULES
+from pseudocoresets.kernels import KERNELS, SCHEDULES, SGHMC
 from pseudocoresets.models.networks import build_network
 
 STEP_SIZES = {"langevin": 0.1, "sghmc": 0.02, "mala": 1e-4, "hmc": 1e-3, "nuts": 1e-3}
@@ -22,7 +24,7 @@ def control() -> tuple[Dataset, pc.Coreset]:
     return data, real_coreset(data, pc.ConstructionSettings(ipc=2), network.spec, "random")
 
 
-@pytest.mark.parametrize("sampler", sorted(SAMPLERS))
+@pytest.mark.parametrize("sampler", sorted(KERNELS))
 def test_every_sampler_gives_finite_samples_that_differ(sampler: str, control: tuple[Dataset, pc.Coreset]) -> None:
     _, coreset = control
     samples = pc.sample_posterior(
@@ -32,6 +34,28 @@ def test_every_sampler_gives_finite_samples_that_differ(sampler: str, control: t
     assert torch.isfinite(samples.parameters).all()
     assert not torch.equal(samples.parameters[0], samples.parameters[1])
     assert not torch.equal(samples.parameters[:, 0], samples.parameters[:, -1])
+
+
+def test_a_kernel_registered_later_is_a_sampler(control: tuple[Dataset, pc.Coreset]) -> None:
+    _, coreset = control
+    few: dict[str, Any] = {"chains": 2, "steps": 12, "samples": 3, "step_size": 0.05, "device": "cpu"}
+    KERNELS.add("late", lambda step_size: SGHMC(step_size, 0.3))
+    try:
+        late = pc.sample_posterior(coreset, "late", **few)
+    finally:
+        del KERNELS._entries["late"]
+    assert torch.equal(late.parameters, pc.sample_posterior(coreset, "sghmc:momentum_decay=0.3", **few).parameters)
+    with pytest.raises(pc.InputError, match="no sampler named 'late'"):
+        pc.sample_posterior(coreset, "late", **few)
+
+
+def test_a_kernel_is_given_as_an_object_with_its_own_step_size(control: tuple[Dataset, pc.Coreset]) -> None:
+    _, coreset = control
+    few: dict[str, Any] = {"chains": 2, "steps": 12, "samples": 3, "device": "cpu"}
+    given = pc.sample_posterior(coreset, SGHMC(0.05, 0.3), step_size=9.0, **few)
+    named = pc.sample_posterior(coreset, "sghmc:momentum_decay=0.3", step_size=0.05, **few)
+    assert torch.equal(given.parameters, named.parameters)
+    assert json.loads(json.dumps(given.settings.as_json()))["sampler"] == "sghmc:step_size=0.05,momentum_decay=0.3"
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))

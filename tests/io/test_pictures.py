@@ -128,8 +128,8 @@ def test_two_hundred_classes_and_fifty_images_a_class_fit(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("pixels", "labels", "message"),
     [
-        (torch.zeros(2, 2, 8, 8), torch.zeros(2, dtype=torch.long), "1 or 3 channels"),
-        (torch.zeros(2, 8, 8), torch.zeros(2, dtype=torch.long), "1 or 3 channels"),
+        (torch.zeros(2, 0, 8, 8), torch.zeros(2, dtype=torch.long), "images, channels"),
+        (torch.zeros(2, 8, 8), torch.zeros(2, dtype=torch.long), "images, channels"),
         (torch.zeros(2, 1, 8, 8), torch.zeros(3, dtype=torch.long), "one class number for each of its 2"),
         (torch.zeros(2, 1, 8, 8), torch.zeros(2), "one class number"),
         (torch.zeros(2, 1, 8, 8), torch.tensor([0, 2]), "numbers of its 2 classes"),
@@ -182,3 +182,12 @@ def test_a_bad_file_or_place_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Cannot write"):
         show(tmp_path / "c.safetensors", tmp_path / "folder.png")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.safetensors", "c.safetensors", "folder.png"]
+
+
+@pytest.mark.parametrize("channels", [2, 4, 13])
+def test_of_many_channels_three_are_shown(channels: int) -> None:
+    pixels = torch.rand(1, channels, 4, 5)
+    (image,) = to_images(pixels)
+    shown = pixels.mean(1, keepdim=True).expand(-1, 3, -1, -1) if channels == 2 else pixels[:, :3]
+    expected = (shown[0] * 255).round().permute(1, 2, 0)
+    assert torch.equal(torch.from_numpy(np.array(image)).float(), expected)

@@ -17,11 +17,12 @@ from torch.nn import functional as F
 
 from pseudocoresets.core.energy import FunctionTarget
 from pseudocoresets.core.errors import DivergenceError, InputError
-from pseudocoresets.kernels import sample_nuts
+from pseudocoresets.kernels import NUTS, run_chain
 from pseudocoresets.kernels.diagnostics import mean_ess, rank_r_hat
 from pseudocoresets.kernels.nuts import _metric_windows, _shrunk_variances
 
 LARGEST_Z = 4.5
+DENSE = NUTS(metric="dense")
 PRECISION = torch.tensor([[2.0, 1.2, 0.0], [1.2, 1.0, -0.3], [0.0, -0.3, 30.0]], dtype=torch.double)
 
 
@@ -53,7 +54,7 @@ def test_correlated_gaussian(metric: str, temperature: float) -> None:
     mean = torch.tensor([1.0, -2.0, 0.5], dtype=torch.double)
     target = FunctionTarget(lambda t: (((t - mean) @ PRECISION) * (t - mean)).sum(-1) / 2, temperature)
     start = 3 * torch.randn(4, 3, dtype=torch.double, generator=torch.Generator().manual_seed(0))
-    run = sample_nuts(target, start, draws=250, warmup=200, metric=metric)  # type: ignore[arg-type]
+    run = NUTS(metric=metric).run(target, start, draws=250, warmup=200)  # type: ignore[arg-type]
     covariance = temperature * torch.linalg.inv(PRECISION)
     assert run.samples.shape == (4, 250, 3)
     expected = torch.cat([torch.zeros(3), covariance.flatten()])
@@ -66,7 +67,7 @@ def test_banana() -> None:
     """x ~ N(0, 1), y | x ~ N(b (x^2 - 1), 1): E y = 0, E y^2 = 1 + 2 b^2, E x^2 y = 2 b."""
     b = 0.7
     target = FunctionTarget(lambda t: t[..., 0] ** 2 / 2 + (t[..., 1] - b * (t[..., 0] ** 2 - 1)) ** 2 / 2)
-    run = sample_nuts(target, torch.zeros(6, 2, dtype=torch.double), draws=300, warmup=150)
+    run = DENSE.run(target, torch.zeros(6, 2, dtype=torch.double), draws=300, warmup=150)
     x, y = run.samples.unbind(-1)
     functions = torch.stack([x, y, x**2, y**2, x * y, x**2 * y], -1)
     expected = torch.tensor([0, 0, 1, 1 + 2 * b**2, 0, 2 * b])
@@ -87,7 +88,7 @@ def test_logistic_regression_against_pyro() -> None:
     mcmc = pytest.importorskip("pyro.infer.mcmc")
     pyro = pytest.importorskip("pyro")
     target = logistic_regression()
-    ours = sample_nuts(target, torch.zeros(6, 5, dtype=torch.double), draws=300, warmup=150)
+    ours = DENSE.run(target, torch.zeros(6, 5, dtype=torch.double), draws=300, warmup=150)
     pyro.set_rng_seed(0)
     kernel = mcmc.NUTS(potential_fn=lambda parameters: target.potential(parameters["theta"]))
     sampler = mcmc.MCMC(
@@ -107,16 +108,16 @@ def test_covariance_changes_the_cost_and_not_the_answer() -> None:
     scale = torch.logspace(-1, 0, 4, dtype=torch.double)
     target = FunctionTarget(lambda t: (t / scale).square().sum(-1) / 2)
     start = torch.zeros(4, 4, dtype=torch.double)
-    run = sample_nuts(target, start, draws=200, warmup=15, covariance=scale.square().diag())
-    blind = sample_nuts(target, start, draws=200, warmup=15)
+    run = NUTS(metric="dense", covariance=scale.square().diag()).run(target, start, draws=200, warmup=15)
+    blind = DENSE.run(target, start, draws=200, warmup=15)
     assert largest_z(run.samples.square(), scale.square()) < LARGEST_Z
-    assert run.leapfrogs.sum() < blind.leapfrogs.sum() / 2
+    assert run.gradients.sum() < blind.gradients.sum() / 2
 
 
 def test_acceptance_follows_the_request() -> None:
     target = FunctionTarget(lambda t: t.square().sum(-1) / 2)
     start = torch.zeros(4, 10, dtype=torch.double)
-    low, high = (sample_nuts(target, start, 100, 120, target_acceptance=a) for a in (0.6, 0.95))
+    low, high = (NUTS(metric="dense", preferred_acceptance=a).run(target, start, 100, 120) for a in (0.6, 0.95))
     assert low.step_size.min() > high.step_size.max()
     assert low.acceptance.max() < high.acceptance.min()
 
@@ -124,7 +125,7 @@ def test_acceptance_follows_the_request() -> None:
 def test_cliffs_are_divergences_and_the_rest_stays_right() -> None:
     """A normal cut off at 1.5 by cliffs that no leapfrog step can follow: the truncated normal's second moment."""
     target = FunctionTarget(lambda t: (t**2 / 2 + 1e6 * (t.abs() > 1.5)).sum(-1))
-    run = sample_nuts(target, torch.zeros(6, 1, dtype=torch.double), draws=300, warmup=100)
+    run = DENSE.run(target, torch.zeros(6, 1, dtype=torch.double), draws=300, warmup=100)
     assert run.samples.abs().max() <= 1.5
     assert int(run.divergences.min()) > 0
     inside = stats.norm.cdf(1.5) - stats.norm.cdf(-1.5)
@@ -135,10 +136,10 @@ def test_cliffs_are_divergences_and_the_rest_stays_right() -> None:
 def test_a_chain_does_not_depend_on_its_companions() -> None:
     target = FunctionTarget(lambda t: (t**2 / 2 + t.cos()).sum(-1))
     starts = torch.tensor([[0.5, 0.1], [2.0, -1.0], [0.0, 3.0]], dtype=torch.double)
-    together = sample_nuts(target, starts, 50, 50, seed=3)
-    alone = sample_nuts(target, starts[:1], 50, 50, seed=3)
+    together = DENSE.run(target, starts, 50, 50, seed=3)
+    alone = DENSE.run(target, starts[:1], 50, 50, seed=3)
     assert torch.equal(together.samples[0], alone.samples[0])
-    assert not torch.equal(together.samples[0], sample_nuts(target, starts[:1], 50, 50, seed=4).samples[0])
+    assert not torch.equal(together.samples[0], DENSE.run(target, starts[:1], 50, 50, seed=4).samples[0])
 
 
 class QuarticInBoth:
@@ -160,12 +161,12 @@ class QuarticInBoth:
 def test_a_target_in_numpy_is_sampled_like_the_same_in_torch(temperature: float) -> None:
     both = QuarticInBoth(temperature)
     starts = torch.tensor([[0.5, 0.1, 1.0], [1.0, -1.0, 0.0]], dtype=torch.double)
-    in_numpy = sample_nuts(both, starts, 30, 30, seed=5)
+    in_numpy = DENSE.run(both, starts, 30, 30, seed=5)
     calls = both.array_calls
-    in_torch = sample_nuts(FunctionTarget(both.potential, temperature), starts, 30, 30, seed=5)
+    in_torch = DENSE.run(FunctionTarget(both.potential, temperature), starts, 30, 30, seed=5)
     torch.testing.assert_close(in_numpy.samples, in_torch.samples, rtol=1e-6, atol=1e-6)
     assert calls > 60
-    sample_nuts(both, starts.float(), 2, 2, seed=5)
+    DENSE.run(both, starts.float(), 2, 2, seed=5)
     assert both.array_calls == calls, "single precision was asked for; the NumPy form is double"
 
 
@@ -173,17 +174,17 @@ def test_unusable_requests_are_refused() -> None:
     target = FunctionTarget(lambda t: t.square().sum(-1))
     start = torch.zeros(2, 3, dtype=torch.double)
     with pytest.raises(InputError, match="positive temperature"):
-        sample_nuts(FunctionTarget(target.potential, 0.0), start)
+        DENSE.run(FunctionTarget(target.potential, 0.0), start)
     with pytest.raises(InputError, match=r"\(chains, size\)"):
-        sample_nuts(target, start[0])
+        DENSE.run(target, start[0])
     with pytest.raises(InputError, match="positive definite"):
-        sample_nuts(target, start, covariance=-torch.eye(3))
+        NUTS(metric="dense", covariance=-torch.eye(3)).run(target, start)
     with pytest.raises(InputError, match="shape"):
-        sample_nuts(target, start, covariance=torch.eye(2))
+        NUTS(covariance=torch.eye(2)).run(target, start)
     with pytest.raises(InputError, match="'dense' or 'diagonal'"):
-        sample_nuts(target, start, metric="full")  # type: ignore[arg-type]
+        NUTS(metric="full")  # type: ignore[arg-type]
     with pytest.raises(DivergenceError, match="not finite at the start"):
-        sample_nuts(FunctionTarget(lambda t: t.sum(-1) * math.inf), start)
+        DENSE.run(FunctionTarget(lambda t: t.sum(-1) * math.inf), start)
 
 
 @given(st.integers(1, 3000))
@@ -218,3 +219,30 @@ def test_shrinking_removes_noise_and_leaves_what_is_real() -> None:
     assert np.abs(_shrunk_variances(estimates, 100) - 1).mean() < 0.5 * np.abs(estimates - 1).mean()
     scales = np.geomspace(1e-2, 1e2, 50)
     np.testing.assert_allclose(_shrunk_variances(scales * estimates, 100), scales * estimates, rtol=0.01, atol=0.1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.2])
+def test_single_transitions_leave_a_gaussian_invariant(temperature: float) -> None:
+    """Independent exact draws, moved by three transitions, are exact draws: moments within 4.5 standard errors."""
+    covariance = temperature * torch.linalg.inv(PRECISION)
+    target = FunctionTarget(lambda t: ((t @ PRECISION) * t).sum(-1) / 2, temperature)
+    generator = torch.Generator().manual_seed(3)
+    start = torch.randn(3000, 3, generator=generator, dtype=torch.double) @ torch.linalg.cholesky(covariance).T
+    kernel = NUTS(step_size=0.25, max_depth=6)
+    chain = run_chain(kernel, start, target, 3, generator, keep_at={3})
+    moved, again = chain.kept[0], run_chain(kernel, start[0], target, 1, generator)
+    values = products(moved)
+    expected = torch.cat([torch.zeros(3), covariance.flatten()])
+    error = values.std(0) / math.sqrt(len(values))
+    assert float(((values.mean(0) - expected) / error).abs().max()) < LARGEST_Z
+    assert float((moved - start).norm(dim=-1).median()) > 0.5 * temperature**0.5, "the chains must have moved"
+    assert chain.acceptance is not None and chain.acceptance.shape == (3000,)
+    assert again.position.shape == (3,)
+
+
+def test_a_transition_carries_the_potential_and_gradient_of_its_end() -> None:
+    target = FunctionTarget(lambda t: (t**4).sum(-1), 0.5)
+    kernel, generator = NUTS(step_size=0.3), torch.Generator().manual_seed(0)
+    state, _ = kernel.step(kernel.init(torch.ones(4, 2, dtype=torch.double), target), target, generator)
+    torch.testing.assert_close(state.potential, target.potential(state.position))
+    torch.testing.assert_close(state.gradient, 4 * state.position**3)

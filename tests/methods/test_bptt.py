@@ -29,8 +29,9 @@ from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Motion, at_rest
 from pseudocoresets.data import Dataset
 from pseudocoresets.data.augmentation import dsa
+from pseudocoresets.gradients import Differences
 from pseudocoresets.methods import BPTT, Loss, Points, Problem, RealData
-from pseudocoresets.methods.bptt import POOL, VELOCITIES, real_slopes
+from pseudocoresets.methods.bptt import POOL, VELOCITIES
 from pseudocoresets.models.networks import Network
 from pseudocoresets.sources.experts import Experts
 
@@ -38,7 +39,7 @@ REAL = 30
 
 
 def smooth_network() -> Network:
-    """Nothing in it switches, so that differences of every reach are near the derivative."""
+    """Nothing in it switches, so that differences of every radius are near the derivative."""
 
     def build() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.Tanh(), nn.Linear(6, 3))
@@ -76,7 +77,7 @@ def test_exact_gradient_is_that_of_the_loss_by_finite_differences(
     method = BPTT(
         steps=5,
         momentum=momentum,
-        gradient="constant-memory",
+        gradient="stored",
         step_size_learning_rate=1.0,
         augment_real=augment_real,
         points_per_step=points_per_step,
@@ -103,30 +104,32 @@ def test_exact_gradient_is_that_of_the_loss_by_finite_differences(
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_differences_come_to_the_exact_gradient_with_the_square_of_the_reach(momentum: float) -> None:
+def test_differences_come_to_the_exact_gradient_with_the_square_of_the_radius(momentum: float) -> None:
     problem, points = smooth_problem(dsa(flippable=False)), network_points()
 
     def gradient(**options: Any) -> Tensor:
         method = BPTT(steps=5, step_size=0.2, momentum=momentum, **options)
         return gradients(method.loss(points, problem, Randomness.for_purpose(4)).value, points)["x"]
 
-    exact = gradient(gradient="constant-memory")
-    errors = [float((gradient(reach=reach) - exact).norm() / exact.norm()) for reach in (0.1, 0.05, 0.025)]
+    exact = gradient(gradient="stored")
+    errors = [
+        float((gradient(gradient=Differences(radius)) - exact).norm() / exact.norm()) for radius in (0.1, 0.05, 0.025)
+    ]
     assert errors[0] < 0.01
     for coarse, fine in pairwise(errors):
-        # A central difference: halving the reach quarters the error, up to the next order, reach^2.
+        # A central difference: halving the radius quarters the error, up to the next order, radius^2.
         assert fine / coarse == pytest.approx(0.25, rel=0.1**2 * 10)
 
 
 def test_a_chain_that_does_not_move_has_a_finite_gradient() -> None:
-    """At a step of 1e-300 the window's path has length zero in double precision."""
+    """At a step of 1e-300 the unroll's path has length zero in double precision."""
     points = network_points()
     method = BPTT(steps=2, step_size=1e-300)
     loss = method.loss(points, smooth_problem(), Randomness.for_purpose(0))
     assert torch.isfinite(gradients(loss.value, points)["x"]).all()
 
 
-def test_loss_is_the_energy_of_real_data_at_the_end_of_the_window() -> None:
+def test_loss_is_the_energy_of_real_data_at_the_end_of_the_unroll() -> None:
     problem, points = smooth_problem(), network_points(learned=False)
     method = BPTT(steps=3, chains=1, batch_size=REAL * 400, step_size=0.2)
     start = smooth_network().initialise(5, 1).to(DOUBLE)
@@ -138,7 +141,7 @@ def test_loss_is_the_energy_of_real_data_at_the_end_of_the_window() -> None:
         theta = theta - 0.2 * torch.autograd.grad(potential, theta)[0]
     torch.testing.assert_close(loss.state[POOL], theta.detach(), rtol=1e-12, atol=1e-14)
     real = problem.real_data()
-    x, y = real.points(torch.arange(REAL))
+    x, y = real.rows(torch.arange(REAL))
     energies = -problem.energy.model.log_likelihood(theta[0], x, y).detach()
     # The batch is drawn with replacement: four standard errors of its mean.
     error = float(energies.std()) / (REAL * 400) ** 0.5
@@ -149,34 +152,34 @@ def continuing(method: BPTT, restart: bool = False) -> Randomness:
     """Randomness under which the method does not restart the chain it picks (or does)."""
     for seed in range(1000):
         host = Randomness.for_purpose(seed).host
-        host.sample(range(method.chains), method.windows)
+        host.sample(range(method.chains), method.unrolls)
         if (host.random() < method.steps / (method.horizon - method.burn_in)) == restart:
             return Randomness.for_purpose(seed)
     raise AssertionError("no such seed")
 
 
-def test_real_slopes_are_gathered_over_parts() -> None:
+def test_real_gradients_are_gathered_over_parts() -> None:
     """More images than go into one part, at two places."""
     problem = smooth_problem()
-    x, y = problem.real_data().points(torch.arange(REAL).repeat(20))
+    x, y = problem.real_data().rows(torch.arange(REAL).repeat(20))
     thetas = smooth_network().initialise(1, 2).to(DOUBLE).requires_grad_()
     whole = -problem.energy.model.log_likelihood(thetas, x, y).mean(-1)
-    energies, slopes = real_slopes(problem, thetas, x, y)
+    energies, found = problem.real_gradients(thetas, x, y)
     torch.testing.assert_close(energies, whole.detach(), rtol=1e-12, atol=0)
-    torch.testing.assert_close(slopes, torch.autograd.grad(whole.sum(), thetas)[0], rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(found, torch.autograd.grad(whole.sum(), thetas)[0], rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("gradient", ["constant-memory", "differences"])
-def test_several_windows_are_the_mean_of_each_alone(gradient: str, momentum: float) -> None:
+@pytest.mark.parametrize("gradient", ["stored", "differences"])
+def test_several_unrolls_are_the_mean_of_each_alone(gradient: str, momentum: float) -> None:
     """Without augmentation; the same chains one by one, on the same batch."""
     problem, points = smooth_problem(), network_points(step_size=0.2)
-    method = BPTT(steps=4, momentum=momentum, chains=3, windows=3, gradient=gradient, step_size_learning_rate=1.0)
+    method = BPTT(steps=4, momentum=momentum, chains=3, unrolls=3, gradient=gradient, step_size_learning_rate=1.0)
     starts = Motion(*moving_chains(3).values())
 
     def found(start: Motion) -> tuple[Tensor, dict[str, Tensor]]:
-        descent = method.descend(points, problem, start, Randomness.for_purpose(1))
-        return descent.loss.detach(), gradients(descent.loss, points)
+        outcome = method.descend(points, problem, start, Randomness.for_purpose(1))
+        return outcome.loss.detach(), gradients(outcome.loss, points)
 
     together, alone = found(starts), [found(starts.of([chain])) for chain in range(3)]
     torch.testing.assert_close(together[0], torch.stack([loss for loss, _ in alone]).mean())
@@ -189,8 +192,8 @@ def test_several_windows_are_the_mean_of_each_alone(gradient: str, momentum: flo
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_two_windows_of_a_chain_are_one_of_twice_the_length(momentum: float) -> None:
-    """Without augmentation and with fixed points the second window goes on where the first one ended, and as fast."""
+def test_two_unrolls_of_a_chain_are_one_of_twice_the_length(momentum: float) -> None:
+    """Without augmentation and with fixed points the second unroll goes on where the first one ended, and as fast."""
     problem, points = smooth_problem(), network_points(learned=False)
     short, long = (BPTT(steps=steps, chains=1, step_size=0.2, momentum=momentum) for steps in (4, 8))
 
@@ -267,7 +270,7 @@ def carried_by(loss: Loss) -> Motion:
 
 
 @pytest.mark.parametrize(("learned_step_size", "momentum"), [(False, 0.0), (True, 0.0), (False, 0.9)])
-def test_a_restarted_chain_is_burn_in_and_window_from_its_initialisation(
+def test_a_restarted_chain_is_burn_in_and_unroll_from_its_initialisation(
     learned_step_size: bool, momentum: float
 ) -> None:
     """The start is drawn as without burn-in, at rest, and the step size is the learned one where there is one."""
@@ -276,19 +279,19 @@ def test_a_restarted_chain_is_burn_in_and_window_from_its_initialisation(
     options: dict[str, Any] = {"steps": 4, "chains": 1, "step_size": 0.2, "momentum": momentum}
     cold, warm = (BPTT(**options, burn_in=b, horizon=b + 4) for b in (0, 8))
     far = torch.full((1, smooth_network().size), 100.0, dtype=DOUBLE)
-    after_window, after_burn_in = (
+    after_unroll, after_burn_in = (
         carried_by(m.loss(with_carried(points, {POOL: far, VELOCITIES: far}), problem, continuing(m, restart=True)))
         for m in (cold, warm)
     )
     eta = 0.3 if learned_step_size else 0.2
-    expected = plain_run(after_window, problem, points, 8, eta, momentum)
+    expected = plain_run(after_unroll, problem, points, 8, eta, momentum)
     torch.testing.assert_close(after_burn_in, expected, rtol=1e-12, atol=1e-14)
     host = continuing(cold, restart=True).host
     host.sample(range(1), 1)
     host.random()
     start = at_rest(smooth_network().initialise(host.getrandbits(63), 1).to(DOUBLE))
     expected = plain_run(start, problem, points, 4, eta, momentum)
-    torch.testing.assert_close(after_window, expected, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(after_unroll, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_a_chain_that_goes_on_takes_no_burn_in() -> None:
@@ -301,18 +304,18 @@ def test_a_chain_that_goes_on_takes_no_burn_in() -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("windows", [1, 3])
+@pytest.mark.parametrize("unrolls", [1, 3])
 @pytest.mark.parametrize("spread", [False, True])
-def test_first_pool_has_its_ages(spread: bool, windows: int, momentum: float) -> None:
+def test_first_pool_has_its_ages(spread: bool, unrolls: int, momentum: float) -> None:
     """Each place that the first iteration leaves alone is a plain run of as many steps from the same cold start.
 
-    The starts are drawn as many at once as there are windows, and what is too much of the last draw is not used.
+    The starts are drawn as many at once as there are unrolls, and what is too much of the last draw is not used.
     """
     problem, points = smooth_problem(), network_points(learned=False)
-    cold = BPTT(steps=3, chains=4, windows=windows, step_size=0.2, momentum=momentum, horizon=30)
+    cold = BPTT(steps=3, chains=4, unrolls=unrolls, step_size=0.2, momentum=momentum, horizon=30)
     method = replace(cold, burn_in=6, spread=spread)
     host = Randomness.for_purpose(2).host
-    draws = [smooth_network().initialise(host.getrandbits(63), windows) for _ in range(0, 4, windows)]
+    draws = [smooth_network().initialise(host.getrandbits(63), unrolls) for _ in range(0, 4, unrolls)]
     starts = at_rest(torch.cat(draws)[:4].to(DOUBLE))
     pool = carried_by(method.loss(points, problem, Randomness.for_purpose(2)))
     agreeing = 0
@@ -320,12 +323,12 @@ def test_first_pool_has_its_ages(spread: bool, windows: int, momentum: float) ->
         expected = plain_run(starts.of([chain]), problem, points, age, 0.2, momentum)
         pairs = zip(pool.of([chain]), expected, strict=True)
         agreeing += int(all(torch.allclose(*pair, rtol=1e-11, atol=1e-13) for pair in pairs))
-    assert agreeing == 4 - windows
+    assert agreeing == 4 - unrolls
     assert len(set(method.first_ages())) == (4 if spread else 1)
 
 
 def test_spread_ages_are_those_of_the_long_run() -> None:
-    """Many chains that age by windows and restart with the method's probability have the same quantiles."""
+    """Many chains that age by unrolls and restart with the method's probability have the same quantiles."""
     method = BPTT(steps=3, chains=400, horizon=51, burn_in=21, spread=True)
     ages = torch.tensor(method.first_ages(), dtype=DOUBLE)
     assert float(ages.min()) == 24
@@ -336,17 +339,17 @@ def test_spread_ages_are_those_of_the_long_run() -> None:
     for _ in range(20_000):
         age = 3 + (21 if host.random() < 3 / (51 - 21) else age)
         simulated.append(float(age))
-    # Successive ages of a chain are correlated over 1 / p = 10 windows: about 20 000 / 20 independent ones.
+    # Successive ages of a chain are correlated over 1 / p = 10 unrolls: about 20 000 / 20 independent ones.
     share = (torch.tensor(simulated) <= 42).double().mean()
     expected = (ages <= 42).double().mean()
     assert float(share) == pytest.approx(float(expected), abs=4 * 0.5 / 1000**0.5)
 
 
-def test_ages_where_every_window_restarts() -> None:
+def test_ages_where_every_unroll_restarts() -> None:
     assert BPTT(steps=5, burn_in=10, horizon=15, chains=3, spread=True).first_ages() == [15, 15, 15]
 
 
-# Windows that count the same.
+# Iterations that count the same.
 
 
 def test_equal_weight_has_a_gradient_of_norm_one_over_the_images_and_the_same_direction_in_all() -> None:
@@ -464,8 +467,8 @@ def test_construction_beats_its_start(digits: Dataset, experts: Experts) -> None
         {"momentum": 1.0},
         {"chains": 0},
         {"batch_size": 0},
-        {"gradient": "detached"},
-        {"reach": 0.0},
+        {"gradient": "guessed"},
+        {"gradient": "differences:radius=0.0"},
     ],
 )
 def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:

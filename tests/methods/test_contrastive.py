@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from pseudocoresets.backends.plain import chain_augmentation
 from pseudocoresets.core.energy import Energy, uniform_weights
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.source import Draw
 from pseudocoresets.data.augmentation import Augmentation
 from pseudocoresets.kernels import KERNELS
 from pseudocoresets.methods import ContrastiveDivergence, Points, Problem
-from pseudocoresets.methods.contrastive import Phases, step_size_slope
-from pseudocoresets.methods.method import chain_augmentation
+from pseudocoresets.methods.contrastive import Phases, step_size_gradient
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
-from pseudocoresets.sources.experts import Draw
 
 SHAPE, CLASSES, POINTS, DATA_SIZE, EPOCHS = (1, 8, 8), 3, 6, 300, 5
 
@@ -72,7 +72,7 @@ def test_the_gradient_is_the_estimator_with_the_negative_parameters_held_fixed(
     gradients = torch.autograd.grad(loss.value, [points.x, points.weights])
 
     randomness = Randomness.for_purpose(7, "test")
-    draw = problem.experts.draw(chains, 4, expert_epochs, randomness)  # type: ignore[union-attr]
+    draw = problem.source.draw(chains, 4, expert_epochs, randomness)  # type: ignore[union-attr]
     start = draw.start + (sigma * torch.randn(draw.start.shape, generator=randomness.device) if sigma else 0)
     positive = start
     if expert_epochs:
@@ -108,7 +108,7 @@ def test_the_gradient_is_the_estimator_with_the_negative_parameters_held_fixed(
 def test_experts_are_asked_for_what_the_settings_say() -> None:
     problem, points, _ = problem_and_points(None)
     ContrastiveDivergence(2, max_start_epoch=1, chains=3, steps=1).loss(points, problem, Randomness.for_purpose(0, "t"))
-    count, max_start_epoch, expert_epochs, _ = problem.experts.draws[0]  # type: ignore[union-attr]
+    count, max_start_epoch, expert_epochs, _ = problem.source.draws[0]  # type: ignore[union-attr]
     assert (count, max_start_epoch, expert_epochs) == (3, 1, 2)
 
 
@@ -126,7 +126,7 @@ def test_a_learned_step_size_grows_where_the_chain_falls_short_and_shrinks_where
     start = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
     lead = 0.5 * start
     phases = Phases(start, start - lead, start - step_size * start)
-    slope = step_size_slope(phases, torch.tensor(step_size))
+    slope = step_size_gradient(phases, torch.tensor(step_size))
     expected = (step_size - 0.5) / 0.5**2  # d/deta of (eta - 1/2)^2 / (2 (1/2)^2)
     torch.testing.assert_close(slope, torch.tensor(expected), rtol=1e-4, atol=0)
 
@@ -147,12 +147,13 @@ def test_the_learned_step_size_is_the_chains_and_leaves_the_points_gradient_alon
 
 
 def test_samplers_that_accept_or_reject_see_one_augmentation() -> None:
-    problem, points, _ = problem_and_points(Augmentation(("crop", "rotate")))
-    randomness = Randomness.for_purpose(0, "t")
-    x = points.x.detach()
-    steady = chain_augmentation(KERNELS["mala"](step_size=0.1), POINTS, problem, randomness)
+    augmentation, randomness = Augmentation(("crop", "rotate")), Randomness.for_purpose(0, "t")
+    x = problem_and_points(None)[1].x.detach()
+    steady = chain_augmentation(KERNELS["mala"](step_size=0.1), POINTS, augmentation, randomness)
+    assert steady is not None
     assert torch.equal(steady(x), steady(x))
-    fresh = chain_augmentation(KERNELS["langevin"](step_size=0.1), POINTS, problem, randomness)
+    fresh = chain_augmentation(KERNELS["langevin"](step_size=0.1), POINTS, augmentation, randomness)
+    assert fresh is not None
     assert any(not torch.equal(fresh(x), fresh(x)) for _ in range(5))
 
 

@@ -111,7 +111,7 @@ def test_gaussian_method_is_the_papers_loop() -> None:
     """Without noise: cross-entropy at the expert minus that at the end of plain gradient descent."""
     problem, points = network_problem(chains=1), network_points()
     loss = ForwardKL(steps=4, step_size=0.1, samples=1, sigma=0.0).loss(points, problem, Randomness.for_purpose(0))
-    draw = problem.experts.draw(1, None, 1, Randomness.for_purpose(0))
+    draw = problem.source.draw(1, None, 1, Randomness.for_purpose(0))
     theta = draw.start
     for _ in range(4):
         theta = theta.detach().requires_grad_()
@@ -126,7 +126,7 @@ def test_gaussian_method_is_the_papers_loop() -> None:
 def test_both_terms_of_a_group_see_the_same_augmentation() -> None:
     """Then equal samples cancel exactly, augmentation or not."""
     problem, points = network_problem(augmentation=dsa(flippable=True)), network_points()
-    same = problem.experts.draw(2, None, 1, Randomness.for_purpose(0)).later.repeat(3, 1)
+    same = problem.source.draw(2, None, 1, Randomness.for_purpose(0)).later.repeat(3, 1)
     loss = energy_difference(points, problem, same, same.clone(), Randomness.for_purpose(0), at_once=2)
     assert abs(loss.value.item()) < 1e-15
     assert all(float(gradient.abs().max()) < 1e-15 for gradient in gradients(loss.value, points).values())
@@ -285,7 +285,7 @@ def test_laplace_method_uses_temperature_and_prior() -> None:
         problem = network_problem(chains=1)
         energy = Energy(problem.energy.model, problem.energy.data_size, temperature)
         method = ForwardKLByLaplace(laplace_sigma=None, samples=20)
-        mode = problem.experts.draw(1, None, 0, Randomness.for_purpose(0)).start
+        mode = problem.source.draw(1, None, 0, Randomness.for_purpose(0)).start
         samples = method.sample_coreset(points, Problem(energy), mode, Randomness.for_purpose(0))
         spread[temperature] = (samples - mode).norm()
     assert float(spread[1.0] / spread[0.01]) == pytest.approx(10.0, rel=1e-9)
@@ -293,7 +293,7 @@ def test_laplace_method_uses_temperature_and_prior() -> None:
 
 def test_methods_that_need_noise_refuse_temperature_zero() -> None:
     problem = network_problem(chains=1)
-    frozen = Problem(Energy(problem.energy.model, 100, 0.0), problem.experts)
+    frozen = Problem(Energy(problem.energy.model, 100, 0.0), problem.source)
     for name in ("fkl-hmc", "fkl-kfl"):
         with pytest.raises(InputError, match="positive temperature"):
             METHODS[name](steps=1).loss(network_points(), frozen, Randomness.for_purpose(0))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,9 @@ from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.augmentation import dsa
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.methods import METHODS, ContrastiveDivergence, Problem, RealData
+from pseudocoresets.gradients import Differences, build_gradient
+from pseudocoresets.kernels import SGHMC, build_kernel
+from pseudocoresets.methods import BPTT, METHODS, ContrastiveDivergence, Problem, RealData
 from pseudocoresets.sources.experts import Experts, train_experts
 from pseudocoresets.workflows.plan import make_plan
 from pseudocoresets.workflows.presets import PRESETS, preset_for
@@ -56,7 +61,7 @@ def test_gradient_reaches_everything_learned_and_repeats(name: str) -> None:
     images = torch.randn(20, 1, 8, 8, generator=generator, dtype=torch.float64)
     real = RealData(images, torch.arange(20) % 3, lambda x: x)
     base = network_problem(chains=1, augmentation=dsa(flippable=False))
-    problem = Problem(base.energy, base.experts, lambda: real, base.augmentation)
+    problem = Problem(base.energy, base.source, lambda: real, base.augmentation)
     method = METHODS[name](**SMALL[name])
     points = network_points(**{key: extra.value for key, extra in method.hyperparameters().items()})
     found = []
@@ -125,7 +130,7 @@ def test_contrastive_divergence_takes_other_kernels(kernel: str) -> None:
     problem = network_problem(chains=2, augmentation=dsa(flippable=False))
     method = ContrastiveDivergence(expert_epochs=1, chains=2, steps=3, kernel=kernel, step_size=0.05)
     points = network_points()
-    start = problem.experts.draw(2, None, 1, Randomness.for_purpose(0)).start
+    start = problem.source.draw(2, None, 1, Randomness.for_purpose(0)).start
     negative = method.sample_phases(points, problem, Randomness.for_purpose(0)).negative
     assert torch.isfinite(negative).all()
     assert (negative - start).norm(dim=1).min() > 0.01
@@ -135,7 +140,56 @@ def test_contrastive_divergence_takes_other_kernels(kernel: str) -> None:
     )
 
 
+def test_a_kernel_is_a_name_or_an_object_with_a_step_size_of_its_own() -> None:
+    problem, points = network_problem(chains=2), network_points()
+
+    def negative(**options: Any) -> torch.Tensor:
+        method = ContrastiveDivergence(expert_epochs=1, chains=2, steps=3, **options)
+        return method.sample_phases(points, problem, Randomness.for_purpose(0)).negative
+
+    named = negative(kernel="sghmc:momentum_decay=0.5", step_size=0.05)
+    assert torch.equal(negative(kernel=SGHMC(0.05, 0.5), step_size=9.0), named)
+    learned = ContrastiveDivergence(kernel=SGHMC(0.05, 0.5), step_size_learning_rate=1e-4)
+    assert learned.hyperparameters() == {"step_size": (0.05, 1e-4)}
+
+
+def test_what_is_recorded_of_a_method_builds_it_again() -> None:
+    """Parts that are objects are written as the text that names them."""
+    method = BPTT(gradient=Differences(1.5), unrolls=2)
+    recorded = json.loads(json.dumps(method.options()))
+    assert recorded["gradient"] == "differences:radius=1.5,states=32"
+    again = build_method("bptt", recorded)
+    assert again == replace(method, gradient=recorded["gradient"])
+    assert build_gradient(recorded["gradient"]) == method.gradient
+    kernel = ContrastiveDivergence(kernel=SGHMC(0.05, 0.5)).options()["kernel"]
+    assert build_kernel(kernel, 1.0) == SGHMC(0.05, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("cd", {"ahead": 3, "latest_start": 7}, {"expert_epochs": 3, "max_start_epoch": 7}),
+        ("bptt", {"windows": 2, "reach": 3.0}, {"unrolls": 2, "gradient": "differences:radius=3.0"}),
+        ("bptt", {"gradient": "constant-memory", "reach": 3.0}, {"gradient": "stored"}),
+        ("wasserstein", {"gradient": "unrolled", "stored": 8}, {"gradient": "exact"}),
+        ("wasserstein", {"gradient": "detached", "stored": 8}, {"gradient": "detached:states=8"}),
+    ],
+)
+def test_old_option_names_work_with_a_warning(name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
+    with pytest.warns(DeprecationWarning, match=f"'{name}' have new names"):
+        method = build_method(name, old)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert method == build_method(name, new)
+
+
 def test_unknown_kernel_or_option_is_refused_at_once() -> None:
+    with pytest.raises(InputError, match="options of a sampler are written NAME:key=value"):
+        ContrastiveDivergence(kernel="hmc:leapfrog_steps")
+    with pytest.raises(InputError, match="options of a gradient are written NAME:key=value"):
+        BPTT(gradient="differences:0.3")
+    with pytest.raises(InputError, match="Did you mean 'differences'"):
+        BPTT(gradient="difference")
     with pytest.raises(InputError, match="Did you mean 'langevin'"):
         ContrastiveDivergence(kernel="langevn")
     with pytest.raises(InputError, match="does not take these options"):

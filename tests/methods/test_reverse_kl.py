@@ -37,7 +37,7 @@ def gaussian_problem() -> Problem:
 
 
 def full_posterior() -> tuple[Tensor, Tensor]:
-    x, _ = gaussian_real_data(DATA_SIZE).points(torch.arange(DATA_SIZE))
+    x, _ = gaussian_real_data(DATA_SIZE).rows(torch.arange(DATA_SIZE))
     return GaussianModel().posterior(x, torch.ones(DATA_SIZE, dtype=DOUBLE))
 
 
@@ -47,7 +47,7 @@ def divergence(points: Points) -> Tensor:
 
 
 def exact_real_energies(problem: Problem, samples: Tensor) -> Tensor:
-    x, y = problem.real_data().points(torch.arange(DATA_SIZE))
+    x, y = problem.real_data().rows(torch.arange(DATA_SIZE))
     return -problem.energy.model.log_likelihood(samples, x, y).mean(-1)
 
 
@@ -59,7 +59,7 @@ def test_covariance_gradient_is_that_of_the_closed_form_divergence() -> None:
     estimates = []
     for seed in range(20):
         randomness = Randomness.for_purpose(seed)
-        samples = gaussian_samples(mean[None], 2000, float(variance.sqrt()), randomness)
+        samples = gaussian_samples(points, problem, mean[None], 2000, float(variance.sqrt()), randomness)
         real = exact_real_energies(problem, samples)
         loss = covariance_loss(points, problem, samples, real, DATA_SIZE, randomness, at_once=2000)
         estimates.append(gradients(loss.value, points))
@@ -73,7 +73,9 @@ def test_covariance_gradient_is_that_of_the_closed_form_divergence() -> None:
 def test_a_batch_of_real_data_leaves_the_gradient_unbiased() -> None:
     problem = gaussian_problem()
     samples = torch.randn(50, 2, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
-    draws = torch.stack([real_energies(problem, samples, 8, Randomness.for_purpose(s), 50) for s in range(400)])
+    draws = torch.stack(
+        [real_energies(problem, "A test", samples, 8, Randomness.for_purpose(s), 50) for s in range(400)]
+    )
     error = draws.std(0) / math.sqrt(len(draws))
     assert ((draws.mean(0) - exact_real_energies(problem, samples)).abs() < 5 * error).all()
 
@@ -90,7 +92,7 @@ def test_estimator_is_the_authors_loop() -> None:
     problem, points = with_real_data(network_problem(chains=1)), network_points()
     energy, count = problem.energy, 7
     samples = 0.3 * torch.randn(count, energy.model.size, generator=torch.Generator().manual_seed(2), dtype=DOUBLE)
-    x, y = problem.real_data().points(torch.arange(30))
+    x, y = problem.real_data().rows(torch.arange(30))
     scores, gaps = [], []
     for theta in samples:
         real = energy.model.log_likelihood(theta[None], x, y)[0].mean()
@@ -110,8 +112,8 @@ def test_small_noise_limit_is_gradient_matching() -> None:
     """Samples at +-sigma c e_i have mean zero and covariance sigma^2 I exactly, so no Monte Carlo error remains."""
     problem, points = with_real_data(network_problem(chains=1)), network_points()
     energy = problem.energy
-    theta = problem.experts.draw(1, None, 0, Randomness.for_purpose(0)).start[0]
-    x, y = problem.real_data().points(torch.arange(30))
+    theta = problem.source.draw(1, None, 0, Randomness.for_purpose(0)).start[0]
+    x, y = problem.real_data().rows(torch.arange(30))
     at = theta.clone().requires_grad_()
     real_energy = -energy.model.log_likelihood(at[None], x, y)[0].mean()
     core_energy = energy.per_datum(at[None], points.x, points.y, points.weights)[0]

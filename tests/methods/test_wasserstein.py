@@ -1,4 +1,4 @@
-"""Trajectory matching: the constant-memory gradient is the unrolled one, and its memory does not grow with k."""
+"""Trajectory matching: the stored gradient is the exact one, and its memory does not grow with k."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Motion, at_rest
 from pseudocoresets.data.augmentation import Augmentation, dsa
-from pseudocoresets.gradients.adjoint import Trajectory, step_views
+from pseudocoresets.gradients import Detached, Differences, Exact, GradientEstimator, Stored
+from pseudocoresets.gradients.adjoint import StoredTrajectory
+from pseudocoresets.gradients.descent import draw_subsets
 from pseudocoresets.methods import METHODS, ContrastiveWasserstein, Points, Problem, Wasserstein
 
 
 def plain_unrolled(points: Points, problem: Problem, steps: int, detach: bool = False) -> Tensor:
     """The definition, straight: k steps of gradient descent on the coreset, without augmentation."""
-    draw = problem.experts.draw(2, None, 1, Randomness.for_purpose(0))
+    draw = problem.source.draw(2, None, 1, Randomness.for_purpose(0))
     theta = draw.start.clone().requires_grad_()
     for _ in range(steps):
         at = theta.detach().requires_grad_() if detach else theta
@@ -42,23 +44,24 @@ def assert_same_gradients(ours: dict[str, Tensor], theirs: dict[str, Tensor]) ->
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-9, atol=1e-11 * scale)
 
 
-@pytest.mark.parametrize(("stored", "points_per_step"), [(2, 0), (3, 4), (32, 0)])
-def test_constant_memory_gradient_is_the_unrolled_one(stored: int, points_per_step: int) -> None:
+@pytest.mark.parametrize(("states", "points_per_step"), [(2, 0), (3, 4), (32, 0)])
+def test_stored_gradient_is_the_unrolled_one(states: int, points_per_step: int) -> None:
     """In the images, the labels, the weights and the step size, with augmentation, for two chains."""
     problem = network_problem(augmentation=dsa(flippable=False))
     points = network_points(step_size=0.1)
-    found = {}
-    for gradient in ("constant-memory", "unrolled"):
-        method = Wasserstein(steps=7, chains=2, stored=stored, gradient=gradient, points_per_step=points_per_step)
+    found = []
+    for gradient in (Stored(states), Exact()):
+        method = Wasserstein(steps=7, chains=2, gradient=gradient, points_per_step=points_per_step)
         loss = method.loss(points, problem, Randomness.for_purpose(11))
-        found[gradient] = (loss.value.detach(), gradients(loss.value, points))
-    torch.testing.assert_close(found["constant-memory"][0], found["unrolled"][0], rtol=1e-12, atol=0)
-    assert_same_gradients(found["constant-memory"][1], found["unrolled"][1])
+        found.append((loss.value.detach(), gradients(loss.value, points)))
+    (stored, stored_gradients), (exact, exact_gradients) = found
+    torch.testing.assert_close(stored, exact, rtol=1e-12, atol=0)
+    assert_same_gradients(stored_gradients, exact_gradients)
 
 
 @given(steps=st.integers(1, 30), count=st.integers(1, 20), size=st.integers(0, 25), seed=st.integers(0, 100))
 def test_steps_that_see_a_part_of_the_points_see_all_in_turn(steps: int, count: int, size: int, seed: int) -> None:
-    subsets = network_problem().subsets(steps, count, size, Randomness.for_purpose(seed))
+    subsets = draw_subsets(steps, count, size, Randomness.for_purpose(seed))
     if size == 0 or size >= count:
         assert subsets is None
         return
@@ -71,25 +74,28 @@ def test_steps_that_see_a_part_of_the_points_see_all_in_turn(steps: int, count: 
 def test_the_weights_of_a_part_sum_to_those_of_all_on_average() -> None:
     """Three steps of two of six points see each point once, so that the mean of their weights' sums is exact."""
     problem, points = network_problem(), network_points()
-    views = step_views(points, problem, 3, 2, Randomness.for_purpose(0))
+    views = problem.descent(points, 3, 2).views(Randomness.for_purpose(0))
     sums = torch.stack([view(points).weights.sum() for view in views])
     torch.testing.assert_close(sums.mean(), points.weights.sum())
 
 
 def test_differences_are_the_exact_gradient_where_no_unit_switches() -> None:
-    """At this reach no ReLU changes sides, and what is left is of the order of the reach squared."""
+    """At this radius no ReLU changes sides, and what is left is of the order of the radius squared."""
     problem = network_problem(augmentation=dsa(flippable=False))
     points = network_points(step_size=0.1)
-    found = {}
-    for gradient in ("constant-memory", "differences"):
-        method = Wasserstein(steps=7, chains=2, gradient=gradient, reach=1e-4)
-        found[gradient] = gradients(method.loss(points, problem, Randomness.for_purpose(11)).value, points)
-    for name, exact in found["constant-memory"].items():
-        assert float((found["differences"][name] - exact).norm()) < 1e-4**2 * 10 * float(exact.norm()), name
+    wanted, found = (
+        gradients(
+            Wasserstein(steps=7, chains=2, gradient=gradient).loss(points, problem, Randomness.for_purpose(11)).value,
+            points,
+        )
+        for gradient in (Stored(), Differences(radius=1e-4))
+    )
+    for name, exact in wanted.items():
+        assert float((found[name] - exact).norm()) < 1e-4**2 * 10 * float(exact.norm()), name
 
 
-@pytest.mark.parametrize("gradient", ["constant-memory", "unrolled"])
-def test_loss_is_the_papers_definition(gradient: str) -> None:
+@pytest.mark.parametrize("gradient", ["stored", Exact()])
+def test_loss_is_the_papers_definition(gradient: str | GradientEstimator) -> None:
     problem, points = network_problem(), network_points(step_size=0.1)
     expected = plain_unrolled(points, problem, 5)
     loss = Wasserstein(steps=5, chains=2, gradient=gradient).loss(points, problem, Randomness.for_purpose(0))
@@ -100,13 +106,13 @@ def test_loss_is_the_papers_definition(gradient: str) -> None:
 def test_detached_gradient_holds_each_steps_parameters_fixed() -> None:
     problem, points = network_problem(), network_points(step_size=0.1)
     expected = plain_unrolled(points, problem, 5, detach=True)
-    loss = Wasserstein(steps=5, chains=2, gradient="detached").loss(points, problem, Randomness.for_purpose(0))
+    loss = Wasserstein(steps=5, chains=2, gradient=Detached()).loss(points, problem, Randomness.for_purpose(0))
     assert_same_gradients(gradients(loss.value, points), gradients(expected, points))
 
 
 def test_step_size_gradient_by_finite_differences() -> None:
     problem = network_problem()
-    method = Wasserstein(steps=6, chains=2, gradient="constant-memory")
+    method = Wasserstein(steps=6, chains=2, gradient="stored")
 
     def value(step_size: float) -> Tensor:
         points = network_points(step_size=step_size)
@@ -119,7 +125,7 @@ def test_step_size_gradient_by_finite_differences() -> None:
     torch.testing.assert_close(value(0.1)[1], slope, rtol=1e-7, atol=1e-9)
 
 
-def peak_saved_bytes(steps: int, gradient: str) -> int:
+def peak_saved_bytes(steps: int, gradient: GradientEstimator) -> int:
     """The most bytes that autograd holds for backward passes at any one time, through loss and backward."""
     live = {"now": 0, "peak": 0}
 
@@ -138,39 +144,39 @@ def peak_saved_bytes(steps: int, gradient: str) -> int:
     # One kind of augmentation, so that every step's graph is alike.
     problem, points = network_problem(augmentation=Augmentation(("rotate",))), network_points(step_size=0.1)
     with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
-        method = Wasserstein(steps=steps, chains=2, gradient=gradient, stored=4)
+        method = Wasserstein(steps=steps, chains=2, gradient=gradient)
         method.loss(points, problem, Randomness.for_purpose(0)).value.backward()
     return live["peak"]
 
 
 def test_graph_memory_does_not_grow_with_the_steps() -> None:
-    """Unrolling adds a graph a step; the adjoint adds nothing but what the counting itself holds on to.
+    """Unrolling adds a graph per step; the adjoint adds nothing but what the counting itself holds on to.
 
     While these hooks are set, PyTorch keeps a little of each step (0.7 % of its graph was seen), hence the 1 %.
     """
-    one_step = peak_saved_bytes(1, "constant-memory")
+    one_step = peak_saved_bytes(1, Stored(4))
 
-    def growth(gradient: str) -> float:
+    def growth(gradient: GradientEstimator) -> float:
         return (peak_saved_bytes(40, gradient) - peak_saved_bytes(8, gradient)) / 32 / one_step
 
-    assert growth("constant-memory") < 0.01
-    assert growth("unrolled") > 0.5
+    assert growth(Stored(4)) < 0.01
+    assert growth(Exact()) > 0.5
 
 
-@pytest.mark.parametrize(("steps", "stored", "most"), [(5, 8, 8), (64, 8, 16), (65, 8, 24), (500, 8, 24), (7, 2, 6)])
-def test_trajectory_comes_back_in_order_and_holds_few_positions(steps: int, stored: int, most: int) -> None:
+@pytest.mark.parametrize(("steps", "states", "most"), [(5, 8, 8), (64, 8, 16), (65, 8, 24), (500, 8, 24), (7, 2, 6)])
+def test_trajectory_comes_back_in_order_and_holds_few_positions(steps: int, states: int, most: int) -> None:
     problem, points = network_problem(chains=1), network_points(step_size=0.01, learned=False)
     identity = [lambda x: x] * steps
 
-    class Counting(Trajectory):
+    class Counting(StoredTrajectory):
         def _run(self, motion: Motion, first: int, last: int) -> Motion:
             return Motion(motion.position + (last - first), motion.velocity)
 
-    trajectory = Counting(points, problem, identity, stored)
+    trajectory = Counting(problem.descent(points, steps), identity, states)
     start = at_rest(torch.zeros(1, 1))
     assert float(trajectory.forwards(start).position) == steps
     order, held = [], []
-    for t, theta in trajectory.backwards():
+    for t, theta in trajectory.positions():
         assert float(theta) == t
         order.append(t)
         held.append(trajectory.held)
@@ -184,7 +190,7 @@ def test_combination_is_the_sum_of_its_two_losses() -> None:
     method = ContrastiveWasserstein(expert_epochs=1, steps=5, chains=2, step_size=0.1, sigma=0.0, weight=0.3)
     loss = method.loss(points, problem, Randomness.for_purpose(0))
     match = method.matching().loss(points, problem, Randomness.for_purpose(0))
-    draw = problem.experts.draw(2, None, 1, Randomness.for_purpose(0))
+    draw = problem.source.draw(2, None, 1, Randomness.for_purpose(0))
     theta = draw.start.clone()
     for _ in range(5):
         theta.requires_grad_()

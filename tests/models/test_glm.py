@@ -12,22 +12,20 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.gaussian import squared_wasserstein
+from pseudocoresets.core.gaussian import Gaussian, kl_divergence, squared_wasserstein
+from pseudocoresets.core.points import Points, Rows
 from pseudocoresets.core.targets import WhitenedTarget, posterior_target, whitened_target
-from pseudocoresets.posterior import (
+from pseudocoresets.models import (
     FunctionModel,
-    Gaussian,
     GaussianMean,
     LinearRegression,
     LogisticRegression,
-    MemoryData,
-    Points,
     PoissonRegression,
+    SmoothModel,
     SoftmaxRegression,
-    fit_gaussian,
-    kl_divergence,
+    check_data,
 )
-from pseudocoresets.sources.gaussian_fit import expected_log_joint, find_mode
+from pseudocoresets.sources.gaussian_fit import expected_log_joint, find_mode, fit_gaussian
 
 DOUBLE = torch.float64
 
@@ -163,7 +161,7 @@ def test_kl_and_wasserstein_of_one_dimensional_gaussians() -> None:
 
 def test_gaussian_mean_posterior_is_the_textbook_one() -> None:
     x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=DOUBLE) + 1
-    found = fit_gaussian(GaussianMean(prior_scale=2.0, dimension=4), MemoryData(x, torch.zeros(50).double()))
+    found = fit_gaussian(GaussianMean(prior_scale=2.0, dimension=4), Rows(x, torch.zeros(50).double()))
     torch.testing.assert_close(found.mean, x.sum(0) / (50 + 0.25))
     torch.testing.assert_close(found.covariance, torch.eye(4, dtype=DOUBLE) / (50 + 0.25))
 
@@ -171,7 +169,7 @@ def test_gaussian_mean_posterior_is_the_textbook_one() -> None:
 def test_linear_regression_posterior_is_ridge_regression() -> None:
     model = LinearRegression(3, prior_scale=0.5, noise_scale=2.0)
     x, y = data_for(model, 40, 1)
-    found = fit_gaussian(model, MemoryData(x, y))
+    found = fit_gaussian(model, Rows(x, y))
     precision = x.T @ x / 4 + 4 * torch.eye(3, dtype=DOUBLE)
     torch.testing.assert_close(found.covariance, torch.linalg.inv(precision))
     torch.testing.assert_close(found.mean, torch.linalg.solve(precision, x.T @ y / 4))
@@ -180,7 +178,7 @@ def test_linear_regression_posterior_is_ridge_regression() -> None:
 @pytest.mark.parametrize("model", [LogisticRegression(3), PoissonRegression(3)], ids=["logistic", "poisson"])
 def test_nearest_gaussian_is_stationary_and_close_by_importance_sampling(model: LogisticRegression) -> None:
     x, y = data_for(model, 300, 8)
-    data = MemoryData(x, y, batch_size=70)
+    data = Rows(x, y, batch_size=70)
     q = fit_gaussian(model, data)
     joint = expected_log_joint(model, q, data)
     assert float(joint.gradient @ q.covariance @ joint.gradient) < 1e-6
@@ -195,9 +193,9 @@ def test_function_model_agrees_with_the_built_in_one() -> None:
     built_in = LogisticRegression(3)
     own = FunctionModel(built_in.log_likelihood, built_in.log_prior, 3)
     x, y = data_for(built_in, 200, 10)
-    first, second = fit_gaussian(built_in, MemoryData(x, y)), fit_gaussian(own, MemoryData(x, y))
+    first, second = fit_gaussian(built_in, Rows(x, y)), fit_gaussian(own, Rows(x, y))
     assert float(kl_divergence(first, second)) < 1e-3
-    mode = find_mode(own, MemoryData(x, y), torch.zeros(3, dtype=DOUBLE)).mean.requires_grad_()
+    mode = find_mode(own, Rows(x, y), torch.zeros(3, dtype=DOUBLE)).mean.requires_grad_()
     value = built_in.log_likelihood(mode, x, y).sum() + built_in.log_prior(mode)
     assert float(torch.autograd.grad(value, mode)[0].abs().max()) < 1e-4
 
@@ -210,5 +208,21 @@ def test_wrong_models_are_refused_with_a_sentence() -> None:
     with pytest.raises(InputError, match="noise scale"):
         LinearRegression(2, noise_scale=-1.0)
     wrong = FunctionModel(lambda theta, x, y: theta.sum(), lambda theta: theta.sum(), 2)
-    with pytest.raises(InputError, match="one value a datum"):
+    with pytest.raises(InputError, match="one value per datum"):
         wrong.log_likelihood(torch.zeros(2), torch.zeros(4, 2), torch.zeros(4))
+
+
+@pytest.mark.parametrize(
+    ("model", "y", "sentence"),
+    [
+        (LogisticRegression(2), [-1.0, 1.0], r"0 and 1 .* -1 to 1\. Labels of -1 and \+1"),
+        (PoissonRegression(2), [3.0, -2.0], "counts .* got -2"),
+        (SoftmaxRegression(2, 3), [0.0, 3.0], "classes 0 to 2"),
+        (SoftmaxRegression(2, 3), [0.0, 0.5], "classes 0 to 2"),
+        (LinearRegression(3), [0.0, 0.5], "3 features and the points 2"),
+        (GaussianMean(dimension=3), [0.0, 0.0], "3 features and the points 2"),
+    ],
+)
+def test_data_that_a_model_cannot_have_produced_are_refused(model: SmoothModel, y: list[float], sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        check_data(model, Rows(torch.eye(2), torch.tensor(y)))

@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pseudocoresets.backends.fused import Accelerator, head
+from pseudocoresets.backends import Backend, PlainBackend
+from pseudocoresets.backends.fused import FusedBackend, head
 from pseudocoresets.backends.fused.chains import CapturedChains
-from pseudocoresets.backends.fused.convnet import EnergyGradient, Layout, layout_of, parameter_gradient
+from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
+from pseudocoresets.backends.fused.layout import Layout, layout_of
 from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
 from pseudocoresets.core.energy import Energy, uniform_weights
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.core.state import Costate, Motion, Rates, sampling_rates
-from pseudocoresets.gradients import captured as captured_matching
-from pseudocoresets.gradients.adjoint import Descent
-from pseudocoresets.inference.sampling import rates_at
-from pseudocoresets.kernels import SGHMC, Cyclical, run_chain
+from pseudocoresets.core.source import Draw
+from pseudocoresets.core.state import AdjointState, Motion, Rates, sampling_rates
+from pseudocoresets.gradients import Outcome
+from pseudocoresets.kernels import SGD, SGHMC, AnyKernel, Cyclical, Drop, Schedule
 from pseudocoresets.methods import BPTT, Points, Problem, RealData, Wasserstein
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
-from pseudocoresets.sources.experts import Draw
 
 CPU = torch.device("cpu")
 
@@ -70,7 +70,7 @@ def check(shape: tuple[int, int, int], depth: int, classes: int, images: int, so
     }
 
 
-def check_slopes() -> dict[str, float]:
+def check_mean_energies() -> dict[str, float]:
     """The mean cross-entropy of a batch at two places, and its gradients."""
     generator = torch.Generator().manual_seed(0)
     network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
@@ -78,11 +78,11 @@ def check_slopes() -> dict[str, float]:
     assert isinstance(layout, Layout)
     thetas, x, y = network.initialise(0, 2), torch.randn(5, 3, 8, 8, generator=generator), torch.arange(5)
     workspace = EnergyGradient(layout.widened(2), 5, CPU, torch.float32)
-    energies, slopes = parameter_gradient(workspace, thetas, x, y)
+    energies, gradients = parameter_gradient(workspace, thetas, x, y)
     wanted = [reference(network, theta, x, y, torch.full((5,), 0.2)) for theta in thetas]
     return {
         "energies": relative(energies, torch.stack([each[0].sum() for each in wanted])),
-        "slopes": relative(slopes, torch.stack([each[1] for each in wanted])),
+        "gradients": relative(gradients, torch.stack([each[1] for each in wanted])),
     }
 
 
@@ -158,11 +158,11 @@ def check_chains(shared: bool, soft: bool, momentum: float) -> dict[str, float]:
         runner.run_block(x, None, Randomness.for_purpose(0))
     expected, velocity = start.double(), torch.zeros_like(start).double()
     for step in range(steps):
-        slopes = [
+        gradients = [
             reference(network, theta, x[0 if shared else chain, step], y, factors)[1]
             for chain, theta in enumerate(expected)
         ]
-        velocity = momentum * velocity + torch.stack(slopes) + decay * expected
+        velocity = momentum * velocity + torch.stack(gradients) + decay * expected
         expected = expected - step_size * velocity
     return {
         f"chain {chain}": relative(found - before, wanted - before)
@@ -170,26 +170,85 @@ def check_chains(shared: bool, soft: bool, momentum: float) -> dict[str, float]:
     }
 
 
-def check_schedule() -> dict[str, float]:
-    """SGHMC without noise under a cyclical schedule, in two blocks, against the kernel itself in float64."""
-    chains, images, block, data_size = 2, 3, 3, 50
+class InterpretedBackend(FusedBackend):
+    """The fused backend in float32 on the CPU, with a given number of steps to a block of a trajectory."""
+
+    def __init__(self, trajectory_steps: int = 1) -> None:
+        super().__init__("cpu", torch.float32)
+        self._steps = trajectory_steps
+
+    def _new_chains(
+        self, layout: Layout, network: Network, chains: int, images: int, steps: int, soft: bool, shared: bool
+    ) -> CapturedChains:
+        return InterpretedChains(layout, network.spec.shape, chains, images, steps, soft, shared, CPU, torch.float32)
+
+    def _new_trajectory(
+        self, layout: Layout, network: Network, chains: int, images: int, steps: int, soft: bool
+    ) -> CapturedTrajectory:
+        return InterpretedTrajectory(layout, network.spec.shape, chains, images, steps, soft, CPU, torch.float32)
+
+    def _trajectory_block_length(self, steps: int, images: int) -> int:
+        return self._steps
+
+    def _layout(self, network: Network, device: torch.device) -> Layout:
+        layout = super()._layout(network, device)
+        assert layout is not None, "nothing here may go the plain way"
+        return layout
+
+
+def check_run_chain(kernel: AnyKernel, schedule: Schedule | None) -> dict[str, float]:
+    """A kernel without noise under a schedule, in two blocks, against the plain backend in float64."""
+    chains, images, steps, data_size = 2, 3, 6, 50
     network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
     x = torch.randn(images, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    energy = Energy(Classifier(network), data_size, temperature=0.0)
-    coreset = Points(x, torch.arange(images), uniform_weights(images, data_size))
-    start, kernel, schedule = network.initialise(0, chains), SGHMC(0.1, 0.2), Cyclical(2 * block, cycles=2)
-    layout = layout_of(network)
-    assert isinstance(layout, Layout)
+    energy = Energy(Classifier(network), data_size)
+    points = Points(x, torch.arange(images), uniform_weights(images, data_size))
+    double = Points(x.double(), points.y, points.weights.double())
+    start = network.initialise(0, chains)
     with mock.patch.multiple(torch.cuda, **CUDA):
-        runner = InterpretedChains(layout, (3, 8, 8), chains, images, block, False, True, CPU, torch.float32)
-        runner.set_position(start)
-        runner.set_labels(coreset.y, coreset.weights / data_size)
-        for first in range(0, 2 * block, block):
-            runner.set_rates([rates_at(t, kernel, schedule, 0.0) for t in range(first, first + block)], 1 / data_size)
-            runner.run_block(x.expand(1, block, *x.shape), None, Randomness.for_purpose(0))
-    target = energy.target(x.double(), coreset.y, coreset.weights.double())
-    expected = run_chain(kernel, start.double(), target, 2 * block, torch.Generator(), schedule=schedule).position
-    return {"end": relative(runner.position() - start, expected - start)}
+        found, wanted = (
+            backend.run_chain(
+                kernel,
+                at,
+                energy,
+                given,
+                steps,
+                Randomness.for_purpose(0),
+                noisy=False,
+                schedule=schedule,
+                keep_at={3, 6},
+            )
+            for backend, at, given in (
+                (InterpretedBackend(), start, points),
+                (PlainBackend(), start.double(), double),
+            )
+        )
+    return {
+        name: relative(*pair)
+        for name, pair in zip(("middle", "end"), zip(found - start, wanted - start, strict=True), strict=True)
+    }
+
+
+def check_jobs() -> dict[str, float]:
+    """Energies with their gradient in the images, predictions and mean energies, against the plain backend."""
+    generator = torch.Generator().manual_seed(0)
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    energy, thetas = Energy(Classifier(network), 50), network.initialise(0, 2)
+    x = torch.randn(3, 3, 8, 8, generator=generator).requires_grad_()
+    points = Points(x, torch.arange(3), torch.rand(3, generator=generator))
+    answers = []
+    for backend in (InterpretedBackend(), PlainBackend()):
+        energies = backend.energies(energy, thetas, x, points)
+        answers.append(
+            {
+                "energies": energies,
+                "image gradient": torch.autograd.grad(energies.sum(), x)[0],
+                "probabilities": backend.probabilities(network, thetas, x.detach()),
+                "mean energies": backend.mean_energies(energy.model, thetas, x.detach(), points.y),
+                "gradients": backend.mean_energies_and_gradients(energy.model, thetas, x.detach(), points.y).gradients,
+            }
+        )
+    return {name: relative(found, answers[1][name]) for name, found in answers[0].items()}
 
 
 def check_noise(momentum: float) -> dict[str, float]:
@@ -220,14 +279,14 @@ def check_trajectory(soft: bool, chains: int, momentum: float) -> dict[str, floa
     start, spacings = network.initialise(0, chains), 1e-2 * (1 + torch.arange(chains))
     x = torch.randn(steps, images, 3, 8, 8, generator=generator)
     y = torch.rand(images, 10, generator=generator).softmax(-1) if soft else torch.arange(images)
-    factors, costates = torch.rand(images, generator=generator), torch.randn(start.shape, generator=generator)
+    factors, adjoints = torch.rand(images, generator=generator), torch.randn(start.shape, generator=generator)
     velocities = 0.1 * torch.randn(start.shape, generator=generator)
     trajectory = InterpretedTrajectory(layout, (3, 8, 8), chains, images, steps, soft, CPU, torch.float32)
     trajectory.set_rates(torch.tensor(step_size), decay, momentum)
     end = trajectory.forwards(Motion(start, velocities), x, y, factors)
-    found = trajectory.backwards(Costate(costates, costates), spacings)
+    found = trajectory.backwards(AdjointState(adjoints, adjoints), spacings)
 
-    def slopes(theta: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
+    def gradients(theta: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
         _, dtheta, dx = reference(network, theta, x[step], y, factors)
         log_p = F.log_softmax(network.logits(theta.double(), x[step].double()), -1).detach()
         return dtheta + decay * theta, dx, -factors[:, None] * log_p
@@ -235,45 +294,36 @@ def check_trajectory(soft: bool, chains: int, momentum: float) -> dict[str, floa
     dx, dstep = torch.zeros(x.shape, dtype=torch.float64), torch.zeros(())
     dy = torch.zeros(steps, images, 10, dtype=torch.float64)
     ends, befores = [], []
-    for first, velocity, costate, spacing in zip(start, velocities, costates, spacings.tolist(), strict=True):
-        path, speeds, along = [first.double()], [velocity.double()], costate.double()
+    for first, velocity, adjoint, spacing in zip(start, velocities, adjoints, spacings.tolist(), strict=True):
+        path, speeds, along = [first.double()], [velocity.double()], adjoint.double()
         for step in range(steps):
-            speeds.append(momentum * speeds[-1] + slopes(path[-1], step)[0])
+            speeds.append(momentum * speeds[-1] + gradients(path[-1], step)[0])
             path.append(path[-1] - step_size * speeds[-1])
         pull = along
         for step in reversed(range(steps)):
-            above, below = (slopes(path[step] + sign * spacing * pull, step) for sign in (1, -1))
+            above, below = (gradients(path[step] + sign * spacing * pull, step) for sign in (1, -1))
             dstep = dstep - (speeds[step + 1] * along).sum()
             dx[step] -= step_size * (above[1] - below[1]) / (2 * spacing)
             dy[step] -= step_size * (above[2] - below[2]) / (2 * spacing)
             along = along - step_size * (above[0] - below[0]) / (2 * spacing)
             pull = along + momentum * pull
         ends.append(Motion(path[-1], speeds[-1]))
-        befores.append(Costate(along, pull))
+        befores.append(AdjointState(along, pull))
     (position, speed), (before, pulls) = (map(torch.stack, zip(*each, strict=True)) for each in (ends, befores))
-    unmoved = costates * sum(momentum**power for power in range(steps + 1))
+    unmoved = adjoints * sum(momentum**power for power in range(steps + 1))
     errors = {
         "end": relative(end.position - start, position - start),
         "velocity": relative(end.velocity, speed),
-        "costate": relative(found.costate.position - costates, before - costates),
-        "pull": relative(found.costate.pull - unmoved, pulls - unmoved),
+        "adjoint": relative(found.before.adjoint - adjoints, before - adjoints),
+        "pull": relative(found.before.pull - unmoved, pulls - unmoved),
         "images": relative(found.images, dx),
         "step size": relative(found.step_size, dstep),
     }
     return errors if found.labels is None else errors | {"labels": relative(found.labels, dy)}
 
 
-class InterpretedAccelerator(Accelerator):
-    def trajectory_for(
-        self, network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool
-    ) -> CapturedTrajectory | None:
-        layout = layout_of(network)
-        assert isinstance(layout, Layout)
-        return InterpretedTrajectory(layout, network.spec.shape, chains, images, steps, soft, device, torch.float32)
-
-
 def both_paths(
-    network: Network, descend: Callable[[Points, Problem], Descent], start: Tensor, steps: int, blocks: int, soft: bool
+    network: Network, descend: Callable[[Points, Problem], Outcome], start: Tensor, steps: int, blocks: int, soft: bool
 ) -> dict[str, float]:
     """How far a descent on the fast path, in so many blocks, is from that on the plain path."""
     images, step_size, data_size = 3, 0.1, 50
@@ -285,11 +335,8 @@ def both_paths(
     points = Points(x, y, uniform_weights(images, data_size), {"step_size": eta})
     real = RealData(torch.randn(20, 3, 8, 8, generator=generator), torch.arange(20) % 10, lambda images: images)
     learned = {"images": x, "step size": eta} | ({"labels": y} if soft else {})
-    with mock.patch.object(captured_matching, "trajectory_block_length", lambda *_: steps // blocks):
-        plain, fast = (
-            descend(points, Problem(energy, None, lambda: real, accelerator=accelerator))
-            for accelerator in (Accelerator(), InterpretedAccelerator())
-        )
+    backends: tuple[Backend, Backend] = (PlainBackend(), InterpretedBackend(steps // blocks))
+    plain, fast = (descend(points, Problem(energy, None, lambda: real, backend=backend)) for backend in backends)
     wanted, found = (torch.autograd.grad(each.loss, list(learned.values())) for each in (plain, fast))
     return {
         "end": relative(fast.end.position - start, plain.end.position - start),
@@ -313,12 +360,12 @@ def check_matching(soft: bool, blocks: int, points_per_step: int) -> dict[str, f
     )
 
 
-def check_window(momentum: float) -> dict[str, float]:
-    """A window of two moving chains over two blocks, against the same differences on the plain path."""
+def check_unroll(momentum: float) -> dict[str, float]:
+    """An unroll of two moving chains over two blocks, against the same differences on the plain path."""
     network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
     start = network.initialise(0, 2)
     velocity = 0.1 * torch.randn(start.shape, generator=torch.Generator().manual_seed(1))
-    method = BPTT(steps=2, windows=2, batch_size=10, momentum=momentum)
+    method = BPTT(steps=2, unrolls=2, batch_size=10, momentum=momentum)
     return both_paths(
         network,
         lambda points, problem: method.descend(points, problem, Motion(start, velocity), Randomness.for_purpose(0)),
@@ -336,17 +383,22 @@ if __name__ == "__main__":
             check((1, 28, 28), 3, 10, 2, soft=True),
             check((3, 8, 8), 2, 20, 3, soft=False),
         ],
-        "slopes": check_slopes(),
+        "mean energies": check_mean_energies(),
         "chains": [
             check_chains(shared, soft, 0.8 if shared == soft else 0.0)
             for shared in (True, False)
             for soft in (True, False)
         ],
-        "schedule": check_schedule(),
+        "run_chain": [
+            check_run_chain(SGHMC(0.1, 0.2), Cyclical(6, cycles=2)),
+            check_run_chain(SGD(0.1, 0.8), Drop(4)),
+            check_run_chain(SGHMC(0.1, 0.2), None),
+        ],
+        "jobs": check_jobs(),
         "noise": check_noise(0.9),
         "trajectory": [check_trajectory(False, 2, 0.8), check_trajectory(True, 1, 0.0)],
         "matching": [check_matching(False, 1, 2), check_matching(True, 2, 0)],
-        "window": check_window(0.9),
+        "unroll": check_unroll(0.9),
         "update": check_update(),
     }
     sys.stdout.write(json.dumps(found))

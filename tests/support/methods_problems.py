@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.source import Draw
 from pseudocoresets.methods import Points, Problem, RealData
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
-from pseudocoresets.sources.experts.store import Draw
 
 DOUBLE = torch.float64
 

@@ -20,7 +20,7 @@ from pseudocoresets._cli.posterior import posterior
 from pseudocoresets._cli.report import report
 from pseudocoresets._cli.run import run
 from pseudocoresets._cli.show import show
-from pseudocoresets.backends.fused import set_precision
+from pseudocoresets.backends import choose_backend
 from pseudocoresets.core.errors import PseudocoresetsError
 
 BAD_INPUT = 2
@@ -75,7 +75,7 @@ def _settings(
         str, typer.Option("--precision", help="auto (bfloat16 and CUDA graphs on a GPU) or float32 (the plain path).")
     ] = "auto",
 ) -> None:
-    set_precision(precision)
+    choose_backend("cpu", precision)  # refuses what is no precision; commands do not pass it on yet
 
 
 def main() -> None:

@@ -13,7 +13,6 @@ from pseudocoresets.core.devices import fit_threads
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.progress import for_stream
 from pseudocoresets.data.tables import MODEL_NAMES, load_posterior_data
-from pseudocoresets.sources.reference import NutsPlan
 from pseudocoresets.workflows.study import Study, StudyRow, full_predictive, run_study
 
 SMALL_DATA = 200_000
@@ -42,7 +41,7 @@ def posterior(
     target: Annotated[str | None, typer.Option("--target", help="Target column of a file.")] = None,
     methods: Annotated[
         str, typer.Option("--methods", help="Methods, separated by commas.")
-    ] = "cd,fkl,rkl,psvi,wasserstein,uniform,frank-wolfe,giga,sparse-vi",
+    ] = "cd,moments,gaussian-psvi,uniform,frank-wolfe,giga,sparse-vi",
     sizes: Annotated[str, typer.Option("--sizes", help="Coreset sizes, separated by commas.")] = "10,30,100",
     points: Annotated[int, typer.Option("--points", help="Number of synthetic data.")] = 10000,
     dimension: Annotated[int, typer.Option("--dimension", help="Number of synthetic features.")] = 10,
@@ -59,17 +58,17 @@ def posterior(
 ) -> None:
     """Build coresets for a model whose posterior is known and measure their distance to it.
 
-    Example: bpc posterior --data wine --methods fkl,giga,uniform --sizes 5,20,50
+    Example: bpc posterior --data wine --methods moments,giga,uniform --sizes 5,20,50
     """
     if demo:
-        methods, sizes, draws, data = "cd,fkl,psvi,giga,uniform", "5,20", 300, "diabetes"
+        methods, sizes, draws, data = "cd,moments,gaussian-psvi,giga,uniform", "5,20", 300, "diabetes"
     loaded = load_posterior_data(data, model, target, points, dimension, prior_scale, seed)
-    fit_threads((loaded.problem.data_size, loaded.problem.model.size), SMALL_DATA)
+    fit_threads((len(loaded.rows), loaded.model.size), SMALL_DATA)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if seeds < 1 or draws < 4:
         raise InputError("Ask for at least one seed and four draws.")
-    plan = NutsPlan(draws, max(150, draws // 3), 4)
-    study = run_study(loaded, names, parse_sizes(sizes), range(seed, seed + seeds), plan, cache, for_stream())
+    wanted = range(seed, seed + seeds)
+    study = run_study(loaded, names, parse_sizes(sizes), wanted, draws, cache=cache, progress=for_stream())
     folder = study.save(out or Path("runs") / f"posterior-{loaded.name.replace('.', '-')}")
     if json:
         print_json(study.as_json() | {"folder": str(folder)})
@@ -87,8 +86,7 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def _print(study: Study) -> None:
-    problem, reference = study.data.problem, study.reference
-    floor = study.noise_floor
+    data, reference, floor = study.data, study.reference, study.noise_floor
     rows = [_cells(study, row) for row in study.rows]
     rows.append(["noise floor", *_numbers(floor), "", f"{1000 * reference.seconds_per_draw:.2f}", "1"])
     fits = "closed form" if reference.exact else "between Gaussian fits"
@@ -96,11 +94,11 @@ def _print(study: Study) -> None:
         "KL of full (f) and coreset (c) both ways, relative errors of mean and sd, maximum mean discrepancy, sliced "
         "Wasserstein distance, held-out log-likelihood, time to build, NUTS time per draw and how much faster that "
         "is than on all data. Noise floor: two independent runs of the reference. "
-        f"KL {fits}; reference: {len(reference.samples)} NUTS draws in {reference.seconds:.1f} s, "
+        f"KL {fits}; reference: {len(reference.draws)} NUTS draws in {reference.seconds:.1f} s, "
         f"R-hat {reference.r_hat:.3f}; "
-        f"held-out log-likelihood of the full posterior {full_predictive(study.data, reference):.4f}."
+        f"held-out log-likelihood of the full posterior {full_predictive(data, reference):.4f}."
     )
-    title = f"{study.data.name}: {study.data.model_name}, n = {problem.data_size}, {problem.model.size} parameters"
+    title = f"{data.name}: {data.model_name}, n = {len(data.rows)}, {data.model.size} parameters"
     print_table(title, COLUMNS, rows, caption)
 
 

@@ -104,8 +104,12 @@ def fitting_scale(pixels: Tensor, side: int = TARGET_SIDE) -> int:
 
 
 def to_images(pixels: Tensor, scale: int = 1) -> list[Image.Image]:
-    """One RGB image each, clipped to 0..1; every pixel becomes a square of ``scale`` pixels."""
-    levels = (pixels.detach().cpu().float().clamp(0, 1) * 255).round().to(torch.uint8)
+    """One RGB image each, clipped to 0..1; every pixel becomes a square of ``scale`` pixels.
+
+    Of more than three channels the first three are shown, and of two their mean.
+    """
+    shown = pixels.mean(1, keepdim=True) if pixels.shape[1] == 2 else pixels[:, :3]
+    levels = (shown.detach().cpu().float().clamp(0, 1) * 255).round().to(torch.uint8)
     colour = levels.expand(-1, 3, -1, -1)
     large = colour.repeat_interleave(scale, -1).repeat_interleave(scale, -2)
     return [Image.fromarray(image) for image in large.permute(0, 2, 3, 1).contiguous().numpy()]
@@ -188,9 +192,9 @@ def _check(panel: Panel, classes: int) -> None:
 
 
 def _check_pixels(pixels: Tensor) -> None:
-    if pixels.dim() != 4 or pixels.shape[1] not in (1, 3) or 0 in pixels.shape[1:]:
+    if pixels.dim() != 4 or 0 in pixels.shape[1:]:
         raise InputError(
-            f"A picture needs pixels of shape (images, 1 or 3 channels, height, width); got {tuple(pixels.shape)}."
+            f"A picture needs pixels of shape (images, channels, height, width); got {tuple(pixels.shape)}."
         )
     if not bool(torch.isfinite(pixels).all()):
         raise InputError("A picture cannot be made of pixels that are not finite.")

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from pseudocoresets._io.files import replacing
-from pseudocoresets.methods.solvers import METHODS
+from pseudocoresets.methods import build_method
 
 if TYPE_CHECKING:
     from pseudocoresets.workflows.study import Study
@@ -21,14 +21,14 @@ def save_plot(study: Study, path: str | os.PathLike[str]) -> None:
     left, right = figure.subplots(1, 2)
     _distances(left, study)
     _times(right, study)
-    figure.suptitle(f"{study.data.name}, {study.data.model_name}, n = {study.data.problem.data_size:,}")
+    figure.suptitle(f"{study.data.name}, {study.data.model_name}, n = {len(study.data.rows):,}")
     with replacing(path) as temporary, temporary.open("wb") as file:
         FigureCanvasAgg(figure).print_png(file)
 
 
 def _distances(axes: Any, study: Study) -> None:
     for method, sizes in study.medians("kl_full_coreset").items():
-        style = "-" if METHODS[method].synthetic else "--"
+        style = "-" if _synthetic(method) else "--"
         floored = [max(value, 1e-12) for value in sizes.values()]
         axes.plot(list(sizes), floored, style, marker="o", label=method)
     floor = max(study.noise_floor.kl_full_coreset, 1e-12)
@@ -41,8 +41,12 @@ def _distances(axes: Any, study: Study) -> None:
 def _times(axes: Any, study: Study) -> None:
     for method in dict.fromkeys(row.method for row in study.rows):
         rows = [row for row in study.rows if row.method == method and row.distances is not None]
-        style = "-" if METHODS[method].synthetic else "--"
+        style = "-" if _synthetic(method) else "--"
         axes.plot([row.size for row in rows], [row.build_seconds for row in rows], style, marker="o", label=method)
     axes.axhline(study.reference.seconds, color="grey", lw=1, label="NUTS on all data")
     axes.set(xscale="log", yscale="log", xlabel="points", ylabel="seconds to build")
     axes.legend(fontsize=8)
+
+
+def _synthetic(method: str) -> bool:
+    return build_method(method).synthetic

@@ -1,0 +1,40 @@
+"""How the library computes: one interface, a plain implementation and a fused one, and the place that chooses."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from pseudocoresets.backends.backend import Backend, ChainRunner, MeanEnergies
+from pseudocoresets.backends.plain import PlainBackend
+from pseudocoresets.core.devices import resolve_device
+from pseudocoresets.core.errors import InputError
+
+__all__ = ["PRECISIONS", "Backend", "ChainRunner", "MeanEnergies", "PlainBackend", "choose_backend"]
+
+PRECISIONS = ("auto", "float32")
+
+logger = logging.getLogger(__name__)
+
+
+def choose_backend(device: str | torch.device = "auto", precision: str = "auto") -> Backend:
+    """The backend for a device.
+
+    What it captures or compiles it keeps, so that a job with several parts should use one backend for all of them.
+
+    Args:
+        device: ``auto`` is the GPU where there is one.
+        precision: ``auto`` is bfloat16 and captured graphs on a GPU; ``float32`` is the plain backend everywhere.
+    """
+    if precision not in PRECISIONS:
+        raise InputError(f"The precision must be one of {', '.join(PRECISIONS)}; got '{precision}'.")
+    resolved = resolve_device(device)
+    if resolved.type != "cuda" or precision == "float32":
+        return PlainBackend()
+    try:
+        from pseudocoresets.backends.fused import FusedBackend
+    except ImportError:
+        logger.warning("Triton is not installed here, so the plain path is used; it is many times slower.")
+        return PlainBackend()
+    return FusedBackend(resolved)

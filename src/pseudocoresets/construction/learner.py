@@ -13,7 +13,7 @@ from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.methods import Loss, Method, Problem
+from pseudocoresets.methods import GradientMethod, Loss, Problem
 
 ADAM_DECAYS = (0.9, 0.99)
 AVERAGING_DELAY = 10
@@ -77,7 +77,7 @@ class Learner:
     """
 
     def __init__(
-        self, form: Parameterisation, method: Method, settings: ConstructionSettings, device: torch.device
+        self, form: Parameterisation, method: GradientMethod, settings: ConstructionSettings, device: torch.device
     ) -> None:
         self.device = device
         self._settings = settings
@@ -128,7 +128,7 @@ class Learner:
         }
         return replace(self._form.points(leaves), hyperparameters=hyperparameters, state=self._method_state)
 
-    def step(self, method: Method, problem: Problem, randomness: Randomness) -> None:
+    def step(self, method: GradientMethod, problem: Problem, randomness: Randomness) -> None:
         loss = method.loss(self.points(), problem, randomness)
         self._optimiser.zero_grad()
         loss.value.backward()

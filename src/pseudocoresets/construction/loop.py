@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pseudocoresets.backends import Backend, choose_backend
 from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS, CheckpointKeeper
 from pseudocoresets.construction.learner import Diverged, Learner
 from pseudocoresets.construction.settings import ConstructionSettings
@@ -23,8 +22,8 @@ from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.methods import METHODS, Method, Problem
-from pseudocoresets.models.networks import Network, build_network
+from pseudocoresets.methods import GradientMethod, Problem
+from pseudocoresets.models.networks import AnyNetwork, Network, as_network
 from pseudocoresets.sources.experts import Experts, require_experts_for
 
 CHECK_INTERVAL = 10
@@ -53,61 +52,20 @@ class Construction:
             self.before.discard_checkpoint()
 
 
-def construct(
-    data: Dataset,
-    experts: Experts | None,
-    method: str | Method = "cd",
-    ipc: int = 1,
-    *,
-    network: str | Network | None = None,
-    method_options: Mapping[str, Any] | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    initial: Coreset | None = None,
-    device: str | torch.device = "auto",
-    progress: Progress | None = None,
-    **settings: Any,
-) -> Coreset:
-    """A pseudo-coreset of ``data`` with ``ipc`` images per class.
-
-    ``method`` is a name (with ``method_options``) or any object with a ``loss``. ``settings`` are those of
-    ``ConstructionSettings``. A method that needs no experts (``bptt``) takes None for them, and a ``network``. With
-    ``checkpoint``, written every ``checkpoint_seconds``, a killed run goes on from there; ``initial`` continues from a
-    saved coreset.
-    """
-    name = method if isinstance(method, str) else type(method).__name__
-    built = build_method(method, method_options or {}) if isinstance(method, str) else method
-    chosen = _settings(ipc, settings)
-    made = run_construction(
-        data,
-        experts,
-        name,
-        built,
-        chosen,
-        network=network,
-        checkpoint=checkpoint,
-        checkpoint_seconds=checkpoint_seconds,
-        initial=initial,
-        device=device,
-        progress=progress,
-    )
-    made.discard_checkpoint()
-    return made.coreset
-
-
 def run_construction(
     data: Dataset,
     experts: Experts | None,
     name: str,
-    method: Method,
+    method: GradientMethod,
     settings: ConstructionSettings,
     *,
-    network: str | Network | None = None,
+    network: AnyNetwork | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     rescue: str | os.PathLike[str] | None = None,
     initial: Coreset | None = None,
     device: str | torch.device = "auto",
+    backend: Backend | None = None,
     progress: Progress | None = None,
 ) -> Construction:
     """The same with everything spelt out, and with the start, the history and the cost in the answer.
@@ -126,17 +84,18 @@ def run_construction(
         rescue=rescue,
         initial=initial,
         device=device,
+        backend=backend,
         progress=progress,
     )
 
 
 def image_task(
-    data: Dataset, experts: Experts | None, network: str | Network | None, name: str, method: Method
+    data: Dataset, experts: Experts | None, network: AnyNetwork | None, name: str, method: GradientMethod
 ) -> ImageTask:
     """The task of learning images, once it is sure that the method gets the experts it needs, and the right ones."""
     if experts is not None:
         require_experts_for(experts, data)
-    elif needs_experts(method):
+    elif method.needs_source:
         raise InputError(f"The method '{name}' needs experts; train some with 'bpc experts'.")
     return ImageTask(data, network_for(experts, network, data), experts)
 
@@ -144,7 +103,7 @@ def image_task(
 def learn(
     about: Task,
     name: str,
-    method: Method,
+    method: GradientMethod,
     settings: ConstructionSettings,
     *,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -152,6 +111,7 @@ def learn(
     rescue: str | os.PathLike[str] | None = None,
     initial: Coreset | None = None,
     device: str | torch.device = "auto",
+    backend: Backend | None = None,
     progress: Progress | None = None,
 ) -> Construction:
     """Learn the points of a task by a method."""
@@ -160,7 +120,7 @@ def learn(
     start = (
         about.start(settings, name, recorded) if initial is None else about.continued(initial, settings, name, recorded)
     )
-    problem = about.problem(settings, device)
+    problem = about.problem(settings, device, backend or choose_backend(device))
     learner = Learner(about.parameterisation(start, method, settings), method, settings, device)
     keeper = CheckpointKeeper(checkpoint, checkpoint_seconds, run_identity(about, name, method, settings, start))
     keeper.restore(learner, settings)
@@ -187,62 +147,29 @@ def learned_coreset(learner: Learner, start: Coreset) -> Coreset:
     )
 
 
-def run_identity(about: Task, name: str, method: Method, settings: ConstructionSettings, start: Coreset) -> str:
+def run_identity(about: Task, name: str, method: GradientMethod, settings: ConstructionSettings, start: Coreset) -> str:
     """What must agree for a checkpoint to be continued; the number of iterations may grow."""
     chosen = {key: value for key, value in asdict(settings).items() if key != "iterations"}
     return fingerprint(about.identity(), name, method, chosen, start.x, start.y, start.weights)
 
 
-def needs_experts(method: Method) -> bool:
-    """Whether a method draws from experts; it does unless its ``needs_experts`` says otherwise."""
-    return bool(getattr(method, "needs_experts", True))
-
-
-def network_for(experts: Experts | None, network: str | Network | None, data: Dataset) -> Network:
-    """The experts' network, or the one that is named where there are none."""
+def network_for(experts: Experts | None, network: AnyNetwork | None, data: Dataset) -> Network:
+    """The experts' network, or the one that is given where there are none."""
     if experts is not None:
         return experts.network
     if network is None:
         raise InputError("Without experts, say which network the coreset is for, such as network='convnet'.")
-    return build_network(network, data.shape, len(data.classes)) if isinstance(network, str) else network
+    return as_network(network, data.shape, len(data.classes))
 
 
-def configuration(method: Method, settings: ConstructionSettings) -> dict[str, Any]:
+def configuration(method: GradientMethod, settings: ConstructionSettings) -> dict[str, Any]:
     """What a coreset file records of how it was made."""
-    if is_dataclass(method) and not isinstance(method, type):
-        return {"settings": asdict(settings), "method": asdict(method)}
-    return {"settings": asdict(settings), "method": {"fingerprint": fingerprint(method)}}
-
-
-def build_method(method: str, options: Mapping[str, Any]) -> Method:
-    """The method of that name with these options."""
-    build = METHODS[method]
-    _check_option_types(method, build, options)
-    try:
-        return build(**options)
-    except TypeError as error:
-        raise InputError(f"The method '{method}' does not take these options: {error}.") from None
-
-
-def _check_option_types(name: str, build: Callable[..., Method], options: Mapping[str, Any]) -> None:
-    """A whole number must not be given as anything else; it would fail only when it is used."""
-    for option, parameter in inspect.signature(build).parameters.items():
-        default, value = parameter.default, options.get(option)
-        if type(default) is int and option in options and type(value) is not int:
-            raise InputError(f"The option '{option}' of the method '{name}' is a whole number; got {value!r}.")
-
-
-def _settings(ipc: int, settings: Mapping[str, Any]) -> ConstructionSettings:
-    known = {entry.name for entry in fields(ConstructionSettings)}
-    unknown = set(settings) - known
-    if unknown:
-        raise InputError(f"Unknown settings: {', '.join(sorted(unknown))}. Known: {', '.join(sorted(known))}.")
-    return ConstructionSettings(ipc=ipc, **settings)
+    return {"settings": asdict(settings), "method": method.options()}
 
 
 def _iterate(
     learner: Learner,
-    method: Method,
+    method: GradientMethod,
     problem: Problem,
     settings: ConstructionSettings,
     keeper: CheckpointKeeper,

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from pseudocoresets.backends import Backend
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.energy import Energy, uniform_weights
 from pseudocoresets.core.fingerprint import fingerprint
@@ -16,7 +17,7 @@ from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.coreset import Coreset, require_same_shape
 from pseudocoresets.data.augmentation import dsa
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.methods import Method, Problem, RealData
+from pseudocoresets.methods import GradientMethod, Problem, RealData
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, NetworkSpec
@@ -36,11 +37,13 @@ class Task(Protocol):
         """The points of another coreset as the start, which remembers how they were made."""
         ...
 
-    def problem(self, settings: ConstructionSettings, device: torch.device) -> Problem:
+    def problem(self, settings: ConstructionSettings, device: torch.device, backend: Backend) -> Problem:
         """What a method may ask."""
         ...
 
-    def parameterisation(self, start: Coreset, method: Method, settings: ConstructionSettings) -> Parameterisation:
+    def parameterisation(
+        self, start: Coreset, method: GradientMethod, settings: ConstructionSettings
+    ) -> Parameterisation:
         """How the points follow from what is learned."""
         ...
 
@@ -66,7 +69,7 @@ class ImageTask:
         require_same_shape(initial, self.data)
         return replace(renamed(initial, settings, method, recorded), network=self.network.spec)
 
-    def problem(self, settings: ConstructionSettings, device: torch.device) -> Problem:
+    def problem(self, settings: ConstructionSettings, device: torch.device, backend: Backend) -> Problem:
         data = self.data
 
         @cache
@@ -75,18 +78,19 @@ class ImageTask:
 
         return Problem(
             energy=Energy(Classifier(self.network, settings.prior_scale), len(data.train), settings.temperature),
-            experts=self.experts,
+            source=self.experts,
             real_data=real_data,
             augmentation=dsa(data.flippable, settings.mixed_kinds) if settings.augment else None,
+            backend=backend,
         )
 
-    def parameterisation(self, start: Coreset, method: Method, settings: ConstructionSettings) -> Parameterisation:
+    def parameterisation(
+        self, start: Coreset, method: GradientMethod, settings: ConstructionSettings
+    ) -> Parameterisation:
         return Parameterisation(
             start.points,
             "simplex" if settings.learn_labels else "fixed",
-            bool(getattr(method, "learns_weights", False))
-            if settings.learn_weights is None
-            else settings.learn_weights,
+            method.learns_weights if settings.learn_weights is None else settings.learn_weights,
             classes=len(start.classes),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -40,6 +40,15 @@ class Target(Protocol):
         ...
 
 
+@runtime_checkable
+class DifferentiatedTarget(Target, Protocol):
+    """A target that knows its gradient in closed form."""
+
+    def potential_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """U and grad U, without a graph."""
+        ...
+
+
 @dataclass(frozen=True)
 class FunctionTarget:
     """A target given by any function U(theta)."""
@@ -50,10 +59,8 @@ class FunctionTarget:
 
 def potential_and_gradient(target: Target, theta: Tensor) -> tuple[Tensor, Tensor]:
     """U(theta) and its gradient, both without a graph; in closed form where the target offers that."""
-    closed_form = getattr(target, "potential_and_gradient", None)
-    if closed_form is not None:
-        values: tuple[Tensor, Tensor] = closed_form(theta)
-        return values
+    if isinstance(target, DifferentiatedTarget):
+        return target.potential_and_gradient(theta)
     with torch.enable_grad():
         theta = theta.detach().requires_grad_()
         potential = target.potential(theta)

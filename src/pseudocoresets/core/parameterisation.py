@@ -25,6 +25,8 @@ zero and one, or a vector of class probabilities."""
 
 SMALLEST_TARGET = 1e-3
 """How near to the edge of its range a learned target starts."""
+SMALLEST_COUNT = 0.1
+"""Where a learned count of zero starts."""
 HARD_LABEL = 0.99
 """The probability of its class with which a learned label starts."""
 LARGEST_LOG_WEIGHT = 30.0
@@ -91,8 +93,10 @@ class Parameterisation:
             return self._free_probabilities()
         y = y.to(self.start.x.dtype)
         if self.target_range == "positive":
-            return y.clamp_min(0.1).log()
-        return torch.logit(y, SMALLEST_TARGET) if self.target_range == "unit" else y.clone()
+            return torch.where(y > 0, y, SMALLEST_COUNT).log()
+        if self.target_range == "unit":  # soft targets stay what they are, hard ones must leave the edge to be moved
+            return torch.logit(torch.where((y > 0) & (y < 1), y, y.clamp(SMALLEST_TARGET, 1 - SMALLEST_TARGET)))
+        return y.clone()
 
     def _free_probabilities(self) -> Tensor:
         y = self.start.y

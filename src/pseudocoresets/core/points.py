@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.seeds import Randomness
 
 
 class FullData(Protocol):
@@ -23,18 +24,34 @@ class FullData(Protocol):
         """The points at these positions."""
         ...
 
+    def batch(self, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
+        """``size`` points drawn with replacement."""
+        ...
+
 
 @dataclass(frozen=True)
-class MemoryData:
-    """Data that fit in memory: x (n, features) and y (n,)."""
+class Rows:
+    """Data that fit in memory: x (n, features) and y (n,), or (n, classes) for class probabilities.
+
+    Tensors and NumPy arrays of any number type are taken and become tensors of double precision; a column y (n, 1)
+    becomes (n,).
+    """
 
     x: Tensor
     y: Tensor
     batch_size: int = 65536
 
     def __post_init__(self) -> None:
-        if len(self.x) != len(self.y) or not len(self.x):
-            raise InputError(f"Data need as many targets as points, at least one; got {len(self.x)} and {len(self.y)}.")
+        x, y = _numbers(self.x, "x"), _numbers(self.y, "y")
+        y = y.squeeze(1) if y.ndim == 2 and y.shape[1] == 1 else y
+        if x.ndim != 2 or not 1 <= y.ndim <= 2:
+            raise InputError(
+                f"Rows need points x (n, features) and targets y (n,); got {tuple(x.shape)} and {tuple(y.shape)}."
+            )
+        if len(x) != len(y) or not len(x):
+            raise InputError(f"Data need as many targets as points, at least one; got {len(x)} and {len(y)}.")
+        object.__setattr__(self, "x", x)
+        object.__setattr__(self, "y", y)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -44,6 +61,26 @@ class MemoryData:
 
     def rows(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         return self.x.index_select(0, indices), self.y.index_select(0, indices)
+
+    def batch(self, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
+        return self.rows(random_positions(len(self), size, randomness))
+
+
+def random_positions(data_size: int, size: int, randomness: Randomness) -> Tensor:
+    """``size`` positions in the data, drawn with replacement."""
+    device = randomness.device.device
+    return torch.randint(data_size, (size,), generator=randomness.device, device=device)
+
+
+def _numbers(values: Any, name: str) -> Tensor:
+    """Numbers in double precision, without a copy where they are that already."""
+    try:
+        numbers = torch.as_tensor(values, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name} must be a tensor or an array of numbers ({error}).") from None
+    if not bool(torch.isfinite(numbers).all()):
+        raise InputError(f"{name} holds a value that is not finite; remove that row.")
+    return numbers
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Where chains are, forwards and backwards, and how one of their steps goes."""
+"""Where chains are, forwards and backwards in time, and how one of their steps goes."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ class Motion(NamedTuple):
         return Motion(position, velocity)
 
 
-class Costate(NamedTuple):
-    """lambda_t and the pull q_{t-1} = lambda_t + mu q_t of each chain; at the end of a descent both are lambda_k."""
-
-    position: Tensor
-    pull: Tensor
-
-
 def at_rest(position: Tensor) -> Motion:
     return Motion(position, torch.zeros_like(position))
+
+
+class AdjointState(NamedTuple):
+    """The adjoint of each chain, lambda_t = dL/dtheta_t, and its pull q_{t-1} = lambda_t + mu q_t.
+
+    At the end of a descent both are lambda_k.
+    """
+
+    adjoint: Tensor
+    pull: Tensor
 
 
 class Rates(NamedTuple):

@@ -3,26 +3,53 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from pseudocoresets.core.energy import Target, potential_and_gradient
+from pseudocoresets.core.energy import Model, Target, potential_and_gradient
 from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.points import FullData, Points, unit_weights
-from pseudocoresets.models.glm import Array, LinearPredictorModel, SmoothModel
+
+Array: TypeAlias = NDArray[np.float64]
 
 LARGEST_COPIED = 2_000_000
 """Numbers in a design matrix of which a whitened copy is made."""
+
+
+@runtime_checkable
+class DifferentiatedModel(Model, Protocol):
+    """A model that knows its gradients in closed form."""
+
+    def log_likelihood_and_gradient(
+        self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """sum_i w_i log p(y_i | x_i, theta) and its gradient in theta, for one or many theta."""
+        ...
+
+    def log_prior_gradient(self, theta: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class LinearPredictor(DifferentiatedModel, Protocol):
+    """A model of eta = x . theta with the prior N(0, prior_scale^2 I) that also evaluates itself in NumPy."""
+
+    @property
+    def prior_scale(self) -> float: ...
+
+    def density_and_slope(self, eta: Array, y: Array) -> tuple[Array, Array]:
+        """log p(y | eta) up to a term in y alone, and its derivative in eta, element by element."""
+        ...
 
 
 @dataclass(frozen=True)
 class _AutogradTarget:
     """U(theta) = - sum_i w_i log p(y_i | x_i, theta) - log pi0(theta), at temperature one."""
 
-    model: SmoothModel
+    model: Model
     points: Points
     temperature: float = 1.0
 
@@ -35,7 +62,7 @@ class _AutogradTarget:
 class _ClosedFormTarget(_AutogradTarget):
     """The same for models that know their gradient."""
 
-    model: Any
+    model: DifferentiatedModel
 
     @torch.no_grad()
     def potential_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,9 +71,9 @@ class _ClosedFormTarget(_AutogradTarget):
         return -value - self.model.log_prior(theta), -gradient - self.model.log_prior_gradient(theta)
 
 
-def posterior_target(model: SmoothModel, points: Points) -> Target:
+def posterior_target(model: Model, points: Points) -> Target:
     """The posterior of weighted points; its gradient is in closed form where the model has one."""
-    if hasattr(model, "log_likelihood_and_gradient"):
+    if isinstance(model, DifferentiatedModel):
         return _ClosedFormTarget(model, points)
     return _AutogradTarget(model, points)
 
@@ -54,13 +81,13 @@ def posterior_target(model: SmoothModel, points: Points) -> Target:
 def all_points(data: FullData) -> Points:
     """The full data, read into memory, with weights of one."""
     batches = list(data.batches())
-    x, y = torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+    x, y = batches[0] if len(batches) == 1 else (torch.cat(parts) for parts in zip(*batches, strict=True))
     return Points(x, y, unit_weights(x))
 
 
-def whitened_target(model: SmoothModel, points: Points, gaussian: Gaussian) -> WhitenedTarget:
+def whitened_target(model: Model, points: Points, gaussian: Gaussian) -> WhitenedTarget:
     """The posterior of weighted points in coordinates phi with theta = mu + L phi; the fastest form there is."""
-    if isinstance(model, LinearPredictorModel) and points.x.numel() <= LARGEST_COPIED:
+    if isinstance(model, LinearPredictor) and points.x.numel() <= LARGEST_COPIED:
         return WhitenedPredictorTarget(model, points, gaussian)
     return WhitenedTarget(posterior_target(model, points), gaussian)
 
@@ -100,7 +127,7 @@ class WhitenedPredictorTarget(WhitenedTarget):
     where A = L^T L / s^2, b = L^T mu / s^2, slope_i = d log p(y_i | eta_i) / d eta_i, and the constant is left out.
     """
 
-    def __init__(self, model: LinearPredictorModel, points: Points, gaussian: Gaussian) -> None:
+    def __init__(self, model: LinearPredictor, points: Points, gaussian: Gaussian) -> None:
         super().__init__(posterior_target(model, points), gaussian)
         precision, factor, mean = model.prior_scale**-2, gaussian.factor.numpy(), gaussian.mean.numpy()
         x, weights = points.x.double().numpy(), points.weights.double().numpy()

@@ -11,7 +11,14 @@ import torch
 from pseudocoresets.core.errors import DataUnavailableError, InputError
 from pseudocoresets.core.progress import Progress
 from pseudocoresets.core.registry import Registry
-from pseudocoresets.data.augmentation import Augmentation, Transformation, dsa
+from pseudocoresets.data.augmentation import (
+    AUGMENTATIONS,
+    AnyAugmentation,
+    Augmentation,
+    Strengths,
+    Transformation,
+    dsa,
+)
 from pseudocoresets.data.catalogue import DatasetEntry
 from pseudocoresets.data.cifar import CIFAR10, CIFAR100
 from pseudocoresets.data.cifar10_c import CIFAR10_C, CIFAR10_C_CORRUPTIONS, corrupted_entry, load_cifar10_c
@@ -25,14 +32,17 @@ from pseudocoresets.data.tiny_imagenet import TINY_IMAGENET
 from pseudocoresets.data.transforms import InputTransform, fit_normalisation, fit_zca
 
 __all__ = [
+    "AUGMENTATIONS",
     "CIFAR10_C_CORRUPTIONS",
     "DATASETS",
+    "AnyAugmentation",
     "Augmentation",
     "Dataset",
     "DatasetEntry",
     "InputTransform",
     "Source",
     "Split",
+    "Strengths",
     "Transformation",
     "dsa",
     "fit_normalisation",

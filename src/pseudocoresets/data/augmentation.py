@@ -1,4 +1,4 @@
-"""Differentiable Siamese augmentation (DSA): one kind a batch or an image, parameters of its own for each image.
+"""Differentiable Siamese augmentation (DSA): one kind per batch or image, parameters of its own for each image.
 
 Every transformation is batched on the images' device, differentiable in the images, and never waits for the device: it
 has no shape or branch that depends on what was drawn, so it can be captured in a CUDA graph. A transformation keeps the
@@ -9,28 +9,67 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.seeds import Randomness
 
 Transformation: TypeAlias = Callable[[Tensor], Tensor]
 """One drawn augmentation; calling it again applies the same one, to the same number of images."""
 
-BRIGHTNESS = 1.0
-SATURATION = 2.0
-CONTRAST = 0.5
-CROP_PADDING = 0.125
-CUTOUT_RATIO = 0.5
-MAXIMAL_SCALE = 1.2
-MAXIMAL_ROTATION_DEGREES = 15.0
 KINDS = ("color", "crop", "cutout", "flip", "scale", "rotate")
+
+
+class AnyAugmentation(Protocol):
+    """What construction, experts and samplers ask of an augmentation; one of your own may stand wherever DSA does."""
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """Names of the kinds that ``draw_kind`` knows, at least one."""
+
+    def draw(self, count: int, randomness: Randomness) -> Transformation:
+        """One transformation for ``count`` images (count, channels, height, width), differentiable in them."""
+
+    def draw_steps(self, steps: int, count: int, randomness: Randomness) -> Transformation:
+        """One for images (sources, steps, images, ...) whose steps are drawn apart; count = sources * images."""
+
+    def draw_kind(self, kind: str, count: int, generator: torch.Generator) -> Transformation:
+        """The same as ``draw`` for a kind that was chosen elsewhere."""
+
+
+@dataclass(frozen=True)
+class Strengths:
+    """How far each kind may go; the defaults are the literature's, and 0 (for scale 1) changes nothing."""
+
+    brightness: float = 1.0
+    """Colours are shifted by up to half of this either way."""
+    saturation: float = 2.0
+    """The distance from grey is multiplied by 1 and up to half of this more or less."""
+    contrast: float = 0.5
+    """The distance from the mean is multiplied by 1 and up to this more or less."""
+    crop: float = 0.125
+    """Part of the side by which an image is shifted."""
+    cutout: float = 0.5
+    """Part of the side that is hidden."""
+    scale: float = 1.2
+    """The largest factor by which a side is stretched; 1 leaves it as it is."""
+    rotate: float = 15.0
+    """The largest angle, in degrees."""
+
+    def __post_init__(self) -> None:
+        wrong = [entry.name for entry in fields(self) if not 0 <= getattr(self, entry.name) < math.inf]
+        if wrong or self.scale < 1 or self.crop > 1 or self.cutout > 1:
+            raise InputError(
+                "Strengths of augmentation must be finite and at least 0; scale at least 1, crop and cutout at most 1; "
+                f"got {self}."
+            )
 
 
 @dataclass(frozen=True)
@@ -43,6 +82,7 @@ class Augmentation:
 
     kinds: tuple[str, ...] = KINDS
     mixed: bool = False
+    strengths: Strengths = field(default_factory=Strengths)
 
     def __post_init__(self) -> None:
         unknown = set(self.kinds) - set(KINDS)
@@ -95,17 +135,36 @@ class Augmentation:
 
         return apply
 
-    @staticmethod
-    def draw_kind(kind: str, count: int, generator: torch.Generator) -> Transformation:
+    def draw_kind(self, kind: str, count: int, generator: torch.Generator) -> Transformation:
         """Parameters of a given kind for ``count`` images."""
         uniform = torch.rand(3, count, generator=generator, device=generator.device)
-        apply = _APPLY[kind]
-        return lambda images: apply(images, uniform)
+        apply, strengths = _APPLY[kind], self.strengths
+        return lambda images: apply(images, uniform, strengths)
 
 
-def dsa(flippable: bool, mixed: bool = False) -> Augmentation:
-    """The literature's six kinds, without flips where a mirrored image changes its meaning."""
-    return Augmentation(tuple(kind for kind in KINDS if flippable or kind != "flip"), mixed)
+def dsa(
+    flippable: bool,
+    mixed: bool = False,
+    kinds: Sequence[str] = KINDS,
+    strengths: Strengths | Mapping[str, float] | None = None,
+) -> Augmentation:
+    """The literature's six kinds, without flips where a mirrored image changes its meaning.
+
+    ``kinds`` keeps some of them; ``strengths``, such as ``{"saturation": 0, "rotate": 5}``, says how far they go.
+    """
+    if not isinstance(strengths, Strengths):
+        known = {entry.name for entry in fields(Strengths)}
+        unknown = sorted(set(strengths or ()) - known)
+        if unknown:
+            raise InputError(f"Augmentation has no strength '{unknown[0]}'; it has {', '.join(sorted(known))}.")
+        strengths = Strengths(**(strengths or {}))
+    return Augmentation(tuple(kind for kind in kinds if flippable or kind != "flip"), mixed, strengths)
+
+
+AUGMENTATIONS: Registry[Callable[..., AnyAugmentation]] = Registry(
+    "augmentation", {"dsa": dsa}, group="pseudocoresets.augmentations"
+)
+"""Every augmentation by name: a function of (flippable, mixed)."""
 
 
 def _index(values: list[int], device: torch.device) -> Tensor:
@@ -113,51 +172,51 @@ def _index(values: list[int], device: torch.device) -> Tensor:
     return torch.tensor(values, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
-def _color(images: Tensor, uniform: Tensor) -> Tensor:
+def _color(images: Tensor, uniform: Tensor, strengths: Strengths) -> Tensor:
     """Brightness, saturation and contrast, in this order."""
     brightness, saturation, contrast = uniform.to(images.dtype)[:, :, None, None, None].unbind()
-    images = images + (brightness - 0.5) * BRIGHTNESS
+    images = images + (brightness - 0.5) * strengths.brightness
     grey = images.mean(1, keepdim=True)
-    images = (images - grey) * (saturation * SATURATION) + grey
+    images = (images - grey) * (1 + (saturation - 0.5) * strengths.saturation) + grey
     level = images.mean((1, 2, 3), keepdim=True)
-    return (images - level) * (contrast + CONTRAST) + level
+    return (images - level) * (1 + (contrast - 0.5) * (2 * strengths.contrast)) + level
 
 
-def _crop(images: Tensor, uniform: Tensor) -> Tensor:
-    """Shift by up to an eighth of the side each way; what comes in from outside is zero."""
+def _crop(images: Tensor, uniform: Tensor, strengths: Strengths) -> Tensor:
+    """Shift by up to a part of the side each way; what comes in from outside is zero."""
     height, width = images.shape[-2:]
-    rows = _shifted_positions(height, uniform[0], images.device)[:, None, :, None]
-    columns = _shifted_positions(width, uniform[1], images.device)[:, None, None, :]
+    rows = _shifted_positions(height, strengths.crop, uniform[0], images.device)[:, None, :, None]
+    columns = _shifted_positions(width, strengths.crop, uniform[1], images.device)[:, None, None, :]
     inside = _inside(rows, height) & _inside(columns, width)
     shifted = images.gather(2, rows.clamp(0, height - 1).expand_as(images))
     shifted = shifted.gather(3, columns.clamp(0, width - 1).expand_as(images))
     return shifted * inside
 
 
-def _cutout(images: Tensor, uniform: Tensor) -> Tensor:
-    """Zero a square of half the side, centred anywhere in the image."""
+def _cutout(images: Tensor, uniform: Tensor, strengths: Strengths) -> Tensor:
+    """Zero a square of a part of the side, centred anywhere in the image."""
     height, width = images.shape[-2:]
-    in_rows = _in_cutout(height, uniform[0], images.device)[:, None, :, None]
-    in_columns = _in_cutout(width, uniform[1], images.device)[:, None, None, :]
+    in_rows = _in_cutout(height, strengths.cutout, uniform[0], images.device)[:, None, :, None]
+    in_columns = _in_cutout(width, strengths.cutout, uniform[1], images.device)[:, None, None, :]
     return images * ~(in_rows & in_columns)
 
 
-def _flip(images: Tensor, uniform: Tensor) -> Tensor:
+def _flip(images: Tensor, uniform: Tensor, strengths: Strengths) -> Tensor:
     """Mirror left and right with probability a half."""
     return torch.where(uniform[0, :, None, None, None] < 0.5, images.flip(3), images)
 
 
-def _scale(images: Tensor, uniform: Tensor) -> Tensor:
+def _scale(images: Tensor, uniform: Tensor, strengths: Strengths) -> Tensor:
     """Shrink or enlarge each side by up to the maximal scale, independently."""
-    low, high = 1 / MAXIMAL_SCALE, MAXIMAL_SCALE
+    low, high = 1 / strengths.scale, strengths.scale
     factors = low + uniform[:2] * (high - low)
     zero = torch.zeros_like(factors[0])
     return _affine(images, torch.stack([factors[0], zero, zero, factors[1]]))
 
 
-def _rotate(images: Tensor, uniform: Tensor) -> Tensor:
+def _rotate(images: Tensor, uniform: Tensor, strengths: Strengths) -> Tensor:
     """Turn about the centre by up to the maximal angle either way."""
-    angle = (uniform[0] - 0.5) * (2 * math.radians(MAXIMAL_ROTATION_DEGREES))
+    angle = (uniform[0] - 0.5) * (2 * math.radians(strengths.rotate))
     height, width = images.shape[-2:]
     aspect = max(1, height - 1) / max(1, width - 1)  # positions run from -1 to 1 along either side
     return _affine(images, torch.stack([angle.cos(), -angle.sin() * aspect, angle.sin() / aspect, angle.cos()]))
@@ -172,8 +231,8 @@ def _affine(images: Tensor, matrices: Tensor) -> Tensor:
     return moved.to(images.dtype)
 
 
-def _shifted_positions(side: int, uniform: Tensor, device: torch.device) -> Tensor:
-    reach = int(side * CROP_PADDING + 0.5)
+def _shifted_positions(side: int, part: float, uniform: Tensor, device: torch.device) -> Tensor:
+    reach = int(side * part + 0.5)
     shift = _draw_below(2 * reach + 1, uniform) - reach
     return torch.arange(side, device=device) + shift[:, None]
 
@@ -187,15 +246,15 @@ def _inside(positions: Tensor, side: int) -> Tensor:
     return (positions >= 0) & (positions < side)
 
 
-def _in_cutout(side: int, uniform: Tensor, device: torch.device) -> Tensor:
-    size = int(side * CUTOUT_RATIO + 0.5)
+def _in_cutout(side: int, part: float, uniform: Tensor, device: torch.device) -> Tensor:
+    size = int(side * part + 0.5)
     centre = _draw_below(side + (1 - size % 2), uniform)
     first = (centre - size // 2)[:, None]
     positions = torch.arange(side, device=device)
     return (positions >= first) & (positions < first + size)
 
 
-_APPLY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+_APPLY: dict[str, Callable[[Tensor, Tensor, Strengths], Tensor]] = {
     "color": _color,
     "crop": _crop,
     "cutout": _cutout,

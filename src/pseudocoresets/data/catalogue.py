@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,10 +11,9 @@ import torch
 
 from pseudocoresets.core.errors import FileFormatError
 from pseudocoresets.core.progress import Progress, Silent
-from pseudocoresets.data.dataset import Dataset, Split, TransformFit
+from pseudocoresets.data.dataset import Dataset, Split
 from pseudocoresets.data.download import Source, fetch_sources
-from pseudocoresets.data.transforms import fit_normalisation
-from pseudocoresets.data.zca_cache import fit_zca_once
+from pseudocoresets.data.zca_cache import FitOnDemand
 
 Reader: TypeAlias = Callable[["DatasetEntry", Path, Progress], tuple[Split, Split]]
 """Training and test data of an entry, from the folder that holds it."""
@@ -71,7 +69,7 @@ class DatasetEntry:
             train,
             test,
             self.classes if self.read_classes is None else self.read_classes(root),
-            transform_fit(self.whiten if whiten is None else whiten, device),
+            FitOnDemand(self.whiten if whiten is None else whiten, device),
             self.flippable,
         )
 
@@ -85,17 +83,14 @@ class DatasetEntry:
                 f"'{path}' holds {len(split.images)} images and {len(split.labels)} labels "
                 f"where {self.name} has {count}."
             )
+        if split.labels.dim() != 1:
+            raise FileFormatError(f"'{path}' holds labels of shape {tuple(split.labels.shape)}, not one per image.")
         if count and not (split.labels.min() >= 0 and split.labels.max() < len(self.classes)):
             raise FileFormatError(
                 f"'{path}' holds labels from {split.labels.min()} to {split.labels.max()} where {self.name} has "
                 f"{len(self.classes)} classes."
             )
         return split
-
-
-def transform_fit(whiten: bool, device: str | torch.device | None = None) -> TransformFit:
-    """The function that fits normalisation, or ZCA whitening, to training images."""
-    return partial(fit_zca_once, device=device) if whiten else fit_normalisation
 
 
 def find_file(root: Path, name: str) -> Path | None:

@@ -95,6 +95,8 @@ def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray:
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise FileFormatError(f"'{path}' is not a readable .npy file ({error}).") from None
+    if not isinstance(array, np.ndarray):  # NumPy opens archives of arrays, too
+        raise FileFormatError(f"'{path}' is an archive of arrays, not one .npy array.")
     if array.shape != shape or array.dtype.kind not in "ui":
         raise FileFormatError(f"'{path}' holds {array.dtype} {array.shape} where CIFAR-10-C has bytes {shape}.")
     return array

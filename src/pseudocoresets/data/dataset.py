@@ -1,34 +1,51 @@
-"""What comes in: labelled images as bytes, split into training and test data."""
+"""What comes in: labelled images as they are, split into training and test data."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TypeAlias, overload
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import torch
 from torch import Tensor
 
 from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.seeds import generator_for
-from pseudocoresets.data.transforms import InputTransform
+from pseudocoresets.data.transforms import InputTransform, fit_normalisation
+from pseudocoresets.data.zca_cache import FitOnDemand
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset as TorchDataset
+
+    from pseudocoresets.data.arrays import Arrays
+
+TEST_FRACTION = 0.2
 
 TransformFit: TypeAlias = Callable[[Tensor], InputTransform]
-"""A function that fits a transform to uint8 training images."""
+"""A function that fits a transform to raw training images."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images ``(n, channels, height, width)`` as uint8 and their labels ``(n,)`` as int64."""
+    """Raw images ``(n, channels, height, width)``, whatever their type, and their labels ``(n,)`` as int64."""
 
     images: Tensor
     labels: Tensor
+    dataset: Dataset | None = field(default=None, compare=False, repr=False)
+    """The data set that this is a part of."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def subset(self, indices: Tensor) -> Split:
-        return Split(self.images[indices], self.labels[indices])
+        return Split(self.images[indices], self.labels[indices], self.dataset)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the images, their type and shape, and the labels."""
+        return fingerprint(self.images, self.labels)
 
 
 class _TransformField:
@@ -75,11 +92,89 @@ class Dataset:
     held_out: tuple[tuple[float, int], ...] = ()
     """Fraction and seed of each ``holding_out`` that led here."""
 
-    @property
-    def fingerprint(self) -> str:
-        from pseudocoresets.core.fingerprint import fingerprint
+    def __post_init__(self) -> None:
+        for part in ("train", "test"):
+            object.__setattr__(self, part, replace(self.__dict__[part], dataset=self))
 
-        return fingerprint(self.train.images, self.train.labels, self.classes)
+    @classmethod
+    def from_tensors(
+        cls,
+        images: Arrays,
+        labels: Arrays,
+        test: tuple[Arrays, Arrays] | None = None,
+        *,
+        name: str = "tensors",
+        classes: Sequence[str] | None = None,
+        levels: int | None = None,
+        whiten: bool = False,
+        transform: InputTransform | TransformFit | None = None,
+        flippable: bool = True,
+        test_fraction: float = TEST_FRACTION,
+        seed: int = 0,
+    ) -> Dataset:
+        """Your own images, as tensors or NumPy arrays.
+
+        Args:
+            images: (n, channels, height, width) or (n, height, width), with any number of channels. uint8, uint16,
+                other whole numbers with ``levels``, or any floating-point values; they are kept as they are.
+            labels: One per image, whole numbers or texts. Their sorted distinct values are the classes.
+            test: The same for the test data. Without it a stratified part of the data is held out as test data;
+                every class keeps at least one training image, and a class of one image stays in training.
+            name: What the data is called in files and reports.
+            classes: Names of the classes in the order of their values; those values unless given.
+            levels: Number of values that a pixel can have, 4096 for twelve bits; 256 in uint8 and 65,536 in uint16
+                unless given. Floating-point values from 0 to 1 are pixels; others are shown between their extremes.
+            whiten: Whether inputs are ZCA-whitened, rather than only normalised by mean and deviation per channel.
+            transform: Another transform, or a function of the raw training images that fits one.
+            flippable: Whether a mirrored image keeps its label.
+            test_fraction: The part of each class that is held out where ``test`` is not given.
+            seed: Of that choice.
+        """
+        from pseudocoresets.data.arrays import dataset_from_arrays
+
+        options = DatasetOptions(name, classes, levels, whiten, transform, flippable, test_fraction, seed)
+        return dataset_from_arrays((images, labels), test, options)
+
+    @classmethod
+    def from_torch(
+        cls,
+        dataset: TorchDataset[Any],
+        test: TorchDataset[Any] | None = None,
+        *,
+        name: str = "torch",
+        classes: Sequence[str] | None = None,
+        levels: int | None = None,
+        whiten: bool = False,
+        transform: InputTransform | TransformFit | None = None,
+        flippable: bool = True,
+        test_fraction: float = TEST_FRACTION,
+        seed: int = 0,
+    ) -> Dataset:
+        """Any map-style ``torch.utils.data.Dataset`` of (image, label): every item is read once.
+
+        Images are tensors or NumPy arrays, (channels, height, width) or (height, width), or PIL images, all of one
+        size and type; what the data set draws at random is drawn once. The rest is as in ``from_tensors``.
+        """
+        from pseudocoresets.data.arrays import dataset_from_arrays, read_items
+
+        options = DatasetOptions(name, classes, levels, whiten, transform, flippable, test_fraction, seed)
+        return dataset_from_arrays(read_items(dataset), None if test is None else read_items(test), options)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the training data, the classes and the transform, whatever the data is called.
+
+        A transform that is fitted to the training data counts by its kind, because they determine it.
+        """
+        source = self.transform_source
+        known = source if isinstance(source, FitOnDemand) else self.transform
+        content = [self.train.fingerprint, self.classes, known.kind, known.span]
+        if isinstance(known, InputTransform):
+            fitted = fit_normalisation(self.train.images, known.span)
+            given, own = ((each.mean.cpu(), each.std.cpu()) for each in (known, fitted))
+            if not all(map(torch.allclose, given, own)):
+                content += given
+        return fingerprint(*content)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -120,6 +215,20 @@ class Dataset:
             f"Dataset('{self.name}', {shape}, {len(self.classes)} classes, "
             f"{len(self.train)} training and {len(self.test)} test images)"
         )
+
+
+@dataclass(frozen=True)
+class DatasetOptions:
+    """What ``Dataset.from_tensors`` and ``from_torch`` have in common."""
+
+    name: str
+    classes: Sequence[str] | None
+    levels: int | None
+    whiten: bool
+    transform: InputTransform | TransformFit | None
+    flippable: bool
+    test_fraction: float
+    seed: int
 
 
 def stratified_split(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:

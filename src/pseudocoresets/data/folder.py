@@ -10,11 +10,11 @@ import torch
 
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.progress import Progress, Silent
-from pseudocoresets.data.catalogue import transform_fit
-from pseudocoresets.data.dataset import Dataset, Split, stratified_split
+from pseudocoresets.data.dataset import TEST_FRACTION, Dataset, Split, stratified_split
 from pseudocoresets.data.images import decode_images, image_header
+from pseudocoresets.data.zca_cache import FitOnDemand
 
-TEST_FRACTION = 0.2
+LARGEST_SIDE = 4096
 
 
 def load_folder(
@@ -30,9 +30,9 @@ def load_folder(
     ``size`` scales every image to a square of that side; without it all must have one size. Colour images anywhere
     make all of them colour images.
     """
-    folder = Path(path)
-    if size is not None and size < 1:
-        raise InputError(f"The size of images must be at least 1; got {size}.")
+    folder = Path(path).expanduser().resolve()
+    if size is not None and not 1 <= size <= LARGEST_SIDE:
+        raise InputError(f"The size of images must lie between 1 and {LARGEST_SIDE}; got {size}.")
     if not folder.is_dir():
         raise InputError(f"There is no folder '{folder}'.")
     is_split = (folder / "train").is_dir() and (folder / "test").is_dir()
@@ -44,7 +44,7 @@ def load_folder(
         kept, held_out = stratified_split(splits[0].labels, TEST_FRACTION, seed=0)
         splits = [splits[0].subset(kept), splits[0].subset(held_out)]
     suffix = "" if size is None else f"?size={size}"
-    return Dataset(f"folder:{folder}{suffix}", splits[0], splits[1], classes, transform_fit(whiten, device))
+    return Dataset(f"folder:{folder}{suffix}", splits[0], splits[1], classes, FitOnDemand(whiten, device))
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
@@ -85,7 +85,8 @@ def _images_of(folder: Path) -> list[Path]:
     known = Image.registered_extensions()
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in known and path.name[0] != ".")
+    images = (path for path in folder.iterdir() if path.suffix.lower() in known and path.name[0] != ".")
+    return sorted(path for path in images if path.is_file())
 
 
 def _decode(listed: list[list[tuple[Path, int]]], size: int | None, progress: Progress, name: str) -> list[Split]:

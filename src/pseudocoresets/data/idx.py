@@ -14,12 +14,15 @@ from torch import Tensor
 
 from pseudocoresets.core.errors import FileFormatError
 
+LARGEST_FILE = 1 << 28
+"""Bytes that are unpacked at most; the largest official file has 47 million."""
 _UNSIGNED_BYTE = 8
 
 
 def _read(path: Path) -> bytearray:
     if path.suffix == ".gz":
-        return bytearray(gzip.decompress(path.read_bytes()))
+        with gzip.open(path) as packed:
+            return bytearray(packed.read(LARGEST_FILE))
     content = bytearray(path.stat().st_size)
     with path.open("rb") as file:
         del content[file.readinto(content) :]
@@ -38,7 +41,7 @@ def read_idx(path: str | os.PathLike[str]) -> Tensor:
     dimensions = content[3]
     start = 4 + 4 * dimensions
     sides = struct.unpack(f">{dimensions}I", content[4:start]) if len(content) >= start else ()
-    if dimensions == 0 or len(content) - start != math.prod(sides) or not sides:
+    if not math.prod(sides) or len(content) - start != math.prod(sides) or not sides:
         raise FileFormatError(
             f"'{path}' is truncated or damaged: its header announces {' x '.join(map(str, sides)) or 'more'} bytes, "
             f"and {max(0, len(content) - start)} follow."

@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from pseudocoresets.data.transforms import (
     ZCA_EPSILON,
     InputTransform,
     WhiteningOrigin,
+    as_pixels,
     fingerprint,
     fit_normalisation,
     fit_zca,
@@ -62,7 +64,7 @@ class MissingWhitening(InputTransform):
     def images_in(self, data: Dataset) -> Tensor | None:
         """The images that the whitening was fitted on: the training images of ``data``, or the recorded part."""
         for part in _parts(data, self.origin.held_out):
-            if fingerprint(part.train.images, self.origin.epsilon) == self.origin.fingerprint:
+            if fingerprint(part.train.images, self.origin.epsilon, self.span) == self.origin.fingerprint:
                 return part.train.images
         return None
 
@@ -75,7 +77,7 @@ class MissingWhitening(InputTransform):
                 f"has other training images ({len(data.train)} of them); give the data that the coreset was made from."
             )
         usual = self.origin.epsilon == ZCA_EPSILON
-        fitted = fit_zca_once(images) if usual else fit_zca(images, self.origin.epsilon)
+        fitted = fit_zca_once(images, span=self.span) if usual else fit_zca(images, self.origin.epsilon, span=self.span)
         if not self.is_met_by(fitted):
             raise InputError(
                 f"Whitening fitted on {self.origin} of '{self.source}' differs from the one that this coreset was made "
@@ -155,6 +157,7 @@ def without_matrices(transform: InputTransform, source: str) -> InputTransform:
         transform.mean,
         transform.std,
         origin=transform.origin,
+        span=transform.span,
         source=source,
         probe_whitened=there.float(),
         probe_unwhitened=back.float(),
@@ -169,7 +172,7 @@ def with_origin(transform: InputTransform, data: Dataset) -> InputTransform:
     for part in _parts(data, ((0.1, 0),)):
         if not _has_mean(transform, part.train.images):
             continue
-        fitted = part.fitted_by(fit_zca_once)
+        fitted = part.fitted_by(partial(fit_zca_once, span=transform.span))
         candidate = without_matrices(fitted, data.name)
         if isinstance(candidate, MissingWhitening) and candidate.is_met_by(transform):
             return replace(transform, origin=fitted.origin)
@@ -207,8 +210,9 @@ def _parts(data: Dataset, held_out: tuple[tuple[float, int], ...]) -> Iterator[D
 def _has_mean(transform: InputTransform, images: Tensor) -> bool:
     """Whether the mean image of a whitening is that of ``images``, to the rounding of pixels, mean and deviation."""
     assert transform.whitening_mean is not None
-    normalisation = fit_normalisation(images)
-    pixels = sum(part.double().sum(0) for part in torch.split(images, WHITENING_CHUNK)) / (255 * len(images))
+    normalisation = fit_normalisation(images, transform.span)
+    parts = torch.split(images, WHITENING_CHUNK)
+    pixels = torch.stack([as_pixels(part, transform.span, torch.float64).sum(0) for part in parts]).sum(0) / len(images)
     mean, std = (values.double()[:, None, None] for values in (normalisation.mean, normalisation.std))
     average = ((pixels - mean) / std).flatten()
     bound = 2 * SINGLE * (average.abs() + (mean / std).expand(images.shape[1:]).flatten())

@@ -16,18 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pseudocoresets.core.errors import FileFormatError, InputError
-from pseudocoresets.core.points import MemoryData
+from pseudocoresets.core.points import Rows, random_positions
 from pseudocoresets.core.registry import Registry
-from pseudocoresets.core.seeds import derive_seed
-from pseudocoresets.methods.posterior_problem import PosteriorProblem
-from pseudocoresets.models.glm import (
-    GaussianMean,
-    LinearRegression,
-    LogisticRegression,
-    PoissonRegression,
-    SmoothModel,
-    SoftmaxRegression,
-)
+from pseudocoresets.core.seeds import Randomness, derive_seed
+from pseudocoresets.models.expectation import SmoothModel
+from pseudocoresets.models.gaussian_mean import GaussianMean
+from pseudocoresets.models.glm import LinearRegression, LogisticRegression, PoissonRegression, SoftmaxRegression
 
 Array = NDArray[Any]
 MISSING = {"", "na", "nan", "null", "none", "?"}
@@ -59,9 +53,10 @@ class Table:
 
 @dataclass(frozen=True)
 class PosteriorData:
-    """A problem with its held-out data and what is known about it."""
+    """A model with its full and its held-out data, and what is known about them."""
 
-    problem: PosteriorProblem
+    model: SmoothModel
+    rows: Rows
     held_out: tuple[Tensor, Tensor]
     name: str
     model_name: str
@@ -77,7 +72,7 @@ def load_posterior_data(
     prior_scale: float = 1.0,
     seed: int = 0,
 ) -> PosteriorData:
-    """A problem from an embedded set, a CSV or Parquet file, or ``"synthetic"`` (of ``points`` and ``dimension``).
+    """Data and a model: an embedded set, a CSV or Parquet file, or ``"synthetic"`` (of ``points`` and ``dimension``).
 
     Features are standardised on the training part and an intercept is added (not for the Gaussian mean); a fifth of the
     data is held out.
@@ -238,7 +233,7 @@ def _listed(columns: dict[str, Any]) -> str:
     return ", ".join(f"'{name}'" for name in columns)
 
 
-# --- from a table to a problem --------------------------------------------------------------------
+# --- from a table to a model --------------------------------------------------------------------
 
 
 def _suggest(table: Table) -> str:
@@ -271,9 +266,9 @@ def _prepare(table: Table, model: str, prior_scale: float, seed: int, name: str)
     if model == "linear":
         y = (y - y[train].mean()) / (y[train].std() or 1.0)
     built = _build_model(model, x[train], y[train], prior_scale, len(classes))
-    data = MemoryData(torch.from_numpy(x[train]), torch.from_numpy(y[train]))
+    rows = Rows(torch.from_numpy(x[train]), torch.from_numpy(y[train]))
     held_out = torch.from_numpy(x[test]), torch.from_numpy(y[test])
-    return PosteriorData(PosteriorProblem(built, data), held_out, name, model, classes)
+    return PosteriorData(built, rows, held_out, name, model, classes)
 
 
 def _encode(table: Table, model: str) -> tuple[NDArray[np.float64], tuple[str, ...]]:
@@ -378,6 +373,9 @@ class ParquetData:
                 break
         back = order.argsort()
         return torch.cat(found_x)[back], torch.cat(found_y)[back]
+
+    def batch(self, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
+        return self.rows(random_positions(len(self), size, randomness))
 
     def _tensors(self, batch: Any) -> tuple[Tensor, Tensor]:
         columns = {}

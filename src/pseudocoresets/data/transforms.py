@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
@@ -14,6 +14,7 @@ from pseudocoresets.core.errors import FileFormatError, InputError
 
 ZCA_EPSILON = 0.1
 FLOAT_PIXEL_SLACK = 1e-3
+LARGEST_LEVEL = {torch.uint8: 255, torch.uint16: 65535}
 WHITENING_CHUNK = 4096
 """Images that are whitened at once: bounds the double-precision copy."""
 
@@ -49,8 +50,9 @@ class WhiteningOrigin:
 
 @dataclass(frozen=True, eq=False)
 class InputTransform:
-    """Pixels ``p`` in [0, 1] to model inputs ``x`` and back.
+    """Pixels ``p`` to model inputs ``x`` and back; 0 is black and 1 is white.
 
+    Pixels of raw images r:          p = (r - low) / (high - low)
     Normalisation, per channel:      z = (p - mean) / std
     ZCA whitening, if fitted:        x = W (z - z_mean),   W = V diag(1 / sqrt(lambda + eps)) V^T
     and its inverse:                 z = W^-1 x + z_mean,  W^-1 = V diag(sqrt(lambda + eps)) V^T
@@ -66,16 +68,19 @@ class InputTransform:
     whitening_mean: Tensor | None = None
     origin: WhiteningOrigin | None = None
     """What the whitening was fitted on, where that is known."""
+    span: Tensor | None = None
+    """``(low, high)``: the raw values that stand for black and white, as whole numbers for images of whole numbers and
+    in floating point for others. Without it they are 0 and 255 in uint8, 0 and 65,535 in uint16, 0 and 1 else."""
 
     @property
     def kind(self) -> str:
         return "normalise" if self.whitening is None else "zca"
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Model inputs (float32) for raw images: uint8 in 0..255, or floating point in 0..1."""
+        """Model inputs (float32) for raw images of the data's own type, or for pixels: floating point in 0..1."""
         self._check_shape(images)
         if self.whitening is None or images.dim() == 3 or len(images) <= WHITENING_CHUNK:
-            return self._whiten(self._normalise(pixels_as_float(images)))
+            return self._whiten(self._normalise(as_pixels(images, self.span)))
         return torch.cat([self(part) for part in torch.split(images, WHITENING_CHUNK)])
 
     def to_pixels(self, inputs: Tensor) -> Tensor:
@@ -127,11 +132,18 @@ class InputTransform:
             )
 
 
-def fit_normalisation(images: Tensor) -> InputTransform:
-    """Per-channel mean and deviation of uint8 images, from their histograms (exact, and no float copy).
+def fit_normalisation(images: Tensor, span: Tensor | None = None) -> InputTransform:
+    """Per-channel mean and deviation of raw images, in float64 and without a copy of them all.
 
     A channel that never varies is only centred.
     """
+    moments = _byte_moments(images) if images.dtype == torch.uint8 and span is None else _pixel_moments(images, span)
+    mean, std = moments
+    return InputTransform(mean.float(), torch.where(std > 1e-6, std, 1.0).float(), span=span)
+
+
+def _byte_moments(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation per channel of uint8 images, from their histograms."""
     levels = torch.arange(256, dtype=torch.float64) / 255
     means, stds = [], []
     for channel in range(images.shape[1]):
@@ -142,8 +154,20 @@ def fit_normalisation(images: Tensor) -> InputTransform:
         mean = (share * levels).sum()
         means.append(mean)
         stds.append((share * (levels - mean).square()).sum().sqrt())
-    std = torch.stack(stds)
-    return InputTransform(torch.stack(means).float(), torch.where(std > 1e-6, std, 1.0).float())
+    return torch.stack(means), torch.stack(stds)
+
+
+def _pixel_moments(images: Tensor, span: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean and deviation per channel, summed in two passes over parts of the images."""
+    count = images[:, 0].numel()
+    parts = [(start, start + WHITENING_CHUNK) for start in range(0, len(images), WHITENING_CHUNK)]
+
+    def mean_of(function: Callable[[Tensor], Tensor]) -> Tensor:
+        sums = (function(as_pixels(images[i:j], span, torch.float64)).sum((0, 2, 3)) for i, j in parts)
+        return torch.stack([each.cpu() for each in sums]).sum(0) / count
+
+    mean = mean_of(lambda pixels: pixels)
+    return mean, mean_of(lambda pixels: (pixels - _per_channel(mean, pixels)).square()).sqrt()
 
 
 def fit_zca(
@@ -151,32 +175,34 @@ def fit_zca(
     epsilon: float = ZCA_EPSILON,
     chunk: int = WHITENING_CHUNK,
     device: str | torch.device | None = None,
+    span: Tensor | None = None,
 ) -> InputTransform:
     """Normalisation followed by ZCA whitening of the flattened images.
 
     The covariance is summed in float64 over chunks, on ``device`` (that of the images unless given); the result
     lies on the CPU.
     """
-    normalisation = fit_normalisation(images)
+    normalisation = fit_normalisation(images, span)
     device = torch.device(device) if device is not None else images.device
     mean, covariance = _moments(images, normalisation, chunk, device)
     eigenvalues, eigenvectors = torch.linalg.eigh(covariance)
     scale = (eigenvalues.clamp_min(0) + epsilon).sqrt()
-    return InputTransform(
-        normalisation.mean,
-        normalisation.std,
+    return replace(
+        normalisation,
         whitening=(eigenvectors / scale @ eigenvectors.T).float().cpu(),
         unwhitening=(eigenvectors * scale @ eigenvectors.T).float().cpu(),
         whitening_mean=mean.float().cpu(),
-        origin=WhiteningOrigin(fingerprint(images, epsilon), epsilon),
+        origin=WhiteningOrigin(fingerprint(images, epsilon, span), epsilon),
     )
 
 
-def fingerprint(images: Tensor, epsilon: float = ZCA_EPSILON) -> str:
-    """Tells apart what whitening is fitted on: the bytes of uint8 images, their shape, and epsilon."""
-    digest = hashlib.blake2b(f"{_FINGERPRINT_VERSION} {epsilon} {tuple(images.shape)}".encode(), digest_size=16)
+def fingerprint(images: Tensor, epsilon: float = ZCA_EPSILON, span: Tensor | None = None) -> str:
+    """Tells apart what whitening is fitted on: the bytes of raw images, their type, shape and span, and epsilon."""
+    plain = images.dtype == torch.uint8 and span is None
+    kind = "" if plain else f" {images.dtype} {None if span is None else span.tolist()}"
+    digest = hashlib.blake2b(f"{_FINGERPRINT_VERSION} {epsilon} {tuple(images.shape)}{kind}".encode(), digest_size=16)
     for part in torch.split(images, WHITENING_CHUNK):
-        digest.update(part.contiguous().cpu().numpy().data)
+        digest.update(part.contiguous().cpu().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -187,7 +213,8 @@ def _moments(images: Tensor, normalisation: InputTransform, chunk: int, device: 
     total = torch.zeros(size, dtype=torch.float64, device=device)
     products = torch.zeros(size, size, dtype=torch.float64, device=device)
     for part in torch.split(images, chunk):
-        flat = ((part.to(device).double() / 255 - mean) / std).flatten(1)
+        pixels = as_pixels(part.to(device), normalisation.span, torch.float64)
+        flat = ((pixels - mean) / std).flatten(1)
         total += flat.sum(0)
         products.addmm_(flat.T, flat)
     average = total / len(images)
@@ -195,19 +222,26 @@ def _moments(images: Tensor, normalisation: InputTransform, chunk: int, device: 
     return average, covariance
 
 
-def pixels_as_float(images: Tensor) -> Tensor:
-    """Raw images as floating-point pixels in [0, 1]."""
-    if images.dtype == torch.uint8:
-        return images.float() / 255
+def as_pixels(images: Tensor, span: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Raw images as floating-point pixels, see ``InputTransform.span``."""
+    if span is not None and images.is_floating_point() == span.is_floating_point():
+        precise = torch.promote_types(images.dtype, dtype)  # a small range far from zero is not rounded away
+        low, high = span.to(images.device, precise)
+        return ((images.to(precise) - low) / (high - low)).to(dtype)
+    if images.dtype in LARGEST_LEVEL:
+        return images.to(dtype) / LARGEST_LEVEL[images.dtype]
     if not images.is_floating_point():
-        raise InputError(f"Images must be uint8 in 0..255 or floating point in 0..1; got {images.dtype}.")
+        raise InputError(
+            f"Images must be uint8, uint16 or floating point in 0..1; got {images.dtype}. "
+            "Dataset.from_tensors(..., levels=...) takes other whole numbers."
+        )
     low, high = images.aminmax() if images.numel() else (torch.zeros(()), torch.zeros(()))
     if not (low >= -FLOAT_PIXEL_SLACK and high <= 1 + FLOAT_PIXEL_SLACK):
         raise InputError(
             f"Floating-point pixels must lie in 0..1; these go from {low.item():.3g} to {high.item():.3g}. "
             "Pass raw uint8 images, or divide by 255."
         )
-    return images.float()
+    return images.to(dtype)
 
 
 def _product(rows: Tensor, matrix: Tensor) -> Tensor:

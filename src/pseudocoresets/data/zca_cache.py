@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,7 +12,14 @@ from torch import Tensor
 
 from pseudocoresets._io.files import read_tensors, write_tensors
 from pseudocoresets.core.errors import FileFormatError, InputError
-from pseudocoresets.data.transforms import ZCA_EPSILON, InputTransform, WhiteningOrigin, fingerprint, fit_zca
+from pseudocoresets.data.transforms import (
+    ZCA_EPSILON,
+    InputTransform,
+    WhiteningOrigin,
+    fingerprint,
+    fit_normalisation,
+    fit_zca,
+)
 
 SMALLEST_KEPT = 1024
 """Values an image must have for its whitening to be worth keeping; smaller fits take well under a second."""
@@ -19,7 +27,28 @@ SMALLEST_KEPT = 1024
 _FORMAT = 1
 
 
-def fit_zca_once(images: Tensor, device: str | torch.device | None = None) -> InputTransform:
+@dataclass(frozen=True, eq=False)
+class FitOnDemand:
+    """Fits normalisation, or ZCA whitening, to training images, and says beforehand which of them."""
+
+    whiten: bool = False
+    device: str | torch.device | None = None
+    """Where whitening is fitted."""
+    span: Tensor | None = None
+
+    @property
+    def kind(self) -> str:
+        return "zca" if self.whiten else "normalise"
+
+    def __call__(self, images: Tensor) -> InputTransform:
+        if self.whiten:
+            return fit_zca_once(images, self.device, self.span)
+        return fit_normalisation(images, self.span)
+
+
+def fit_zca_once(
+    images: Tensor, device: str | torch.device | None = None, span: Tensor | None = None
+) -> InputTransform:
     """``fit_zca``, or its result on the same images from an earlier time.
 
     Without a ``device`` it is fitted on the GPU where there is one: a fraction of a second instead of a minute or more.
@@ -27,12 +56,12 @@ def fit_zca_once(images: Tensor, device: str | torch.device | None = None) -> In
     if device is None and torch.cuda.is_available():
         device = "cuda"
     if images[0].numel() < SMALLEST_KEPT:
-        return fit_zca(images, device=device)
-    origin = WhiteningOrigin(fingerprint(images))
+        return fit_zca(images, device=device, span=span)
+    origin = WhiteningOrigin(fingerprint(images, span=span))
     kept = kept_zca(origin)
     if kept is not None:
         return kept
-    transform = fit_zca(images, device=device)
+    transform = fit_zca(images, device=device, span=span)
     with suppress(InputError, OSError):  # a cache that cannot be written only costs the next fit
         write_tensors(_path(origin), transform.tensors(), {"format": _FORMAT, "epsilon": ZCA_EPSILON})
     return transform

@@ -1,14 +1,17 @@
 """Saying honestly how good a posterior is."""
 
+from pseudocoresets.evaluation.distances import Distances, distance
 from pseudocoresets.evaluation.evaluate import EvaluationReport, Summary, evaluate, pooled, score
 from pseudocoresets.evaluation.metrics import METRICS, Reliability, all_metrics, reliability
 
 __all__ = [
     "METRICS",
+    "Distances",
     "EvaluationReport",
     "Reliability",
     "Summary",
     "all_metrics",
+    "distance",
     "evaluate",
     "pooled",
     "reliability",

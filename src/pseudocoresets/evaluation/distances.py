@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from pseudocoresets.core.energy import Model
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian, kl_divergence
 from pseudocoresets.core.seeds import generator_for
-from pseudocoresets.models.glm import SmoothModel
-from pseudocoresets.sources.reference import PosteriorSample, finite_or_none
 
 SAMPLES_COMPARED = 1000
 """Draws of each posterior that enter the distances between samples, evenly spaced."""
@@ -38,23 +39,53 @@ class Distances:
     """Whether the two KL divergences rest on Gaussian fits."""
 
     def as_json(self) -> dict[str, Any]:
-        fields = asdict(self)
-        return {k: finite_or_none(v) if isinstance(v, float) else v for k, v in fields.items()}
+        """The fields, with ``None`` for what is not finite, which JSON does not know."""
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
 
 
-def posterior_distances(
-    full: PosteriorSample,
-    coreset: PosteriorSample,
-    model: SmoothModel | None = None,
+@runtime_checkable
+class DescribedPosterior(Protocol):
+    """Draws of a posterior and the Gaussian that describes it: ``PosteriorSamples``, ``ReferenceRun``."""
+
+    @property
+    def draws(self) -> Tensor:
+        """(draws, size)"""
+        ...
+
+    @property
+    def gaussian(self) -> Gaussian: ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether ``gaussian`` is the posterior itself."""
+        ...
+
+
+Posterior: TypeAlias = DescribedPosterior | Gaussian | Tensor
+
+
+def distance(
+    samples: Posterior,
+    reference: Posterior,
+    model: Model | None = None,
     held_out: tuple[Tensor, Tensor] | None = None,
     seed: int = 0,
 ) -> Distances:
-    """All distances at once; samples are compared in coordinates in which the full posterior is about N(0, I)."""
+    """All distances at once; samples are compared in coordinates in which the full posterior is about N(0, I).
+
+    Args:
+        samples: The coreset's posterior: samples, draws (draws, size), or a Gaussian.
+        reference: The full posterior, likewise.
+        model: With ``held_out`` data (x, y), for the predictive density.
+    """
+    full, coreset = _described(reference, seed), _described(samples, seed)
     first, second = full.gaussian, coreset.gaussian
-    full_draws, draws = (_whiten(first, thin(s.samples)) for s in (full, coreset))
+    if first.size != second.size:
+        raise InputError(f"These posteriors are of {second.size} and {first.size} parameters; compare like with like.")
+    full_draws, draws = (_whiten(first, thin(each.draws)) for each in (full, coreset))
     predictive = None
     if model is not None and held_out is not None:
-        predictive = log_predictive(model, thin(coreset.samples), *held_out)
+        predictive = log_predictive(model, thin(coreset.draws), *held_out)
     return Distances(
         float(kl_divergence(first, second)),
         float(kl_divergence(second, first)),
@@ -65,6 +96,22 @@ def posterior_distances(
         predictive,
         not (full.exact and coreset.exact),
     )
+
+
+class _Described(NamedTuple):
+    draws: Tensor
+    gaussian: Gaussian
+    exact: bool
+
+
+def _described(posterior: Posterior, seed: int) -> DescribedPosterior:
+    if isinstance(posterior, Gaussian):
+        return _Described(posterior.sample(SAMPLES_COMPARED, generator_for(seed, "gaussian")), posterior, True)
+    if isinstance(posterior, Tensor):
+        if posterior.ndim != 2 or len(posterior) < 2:
+            raise InputError(f"Draws must be (draws, size), at least two; got {tuple(posterior.shape)}.")
+        return _Described(posterior.double(), Gaussian.fit(posterior.double()), False)
+    return posterior
 
 
 def maximum_mean_discrepancy(first: Tensor, second: Tensor) -> float:
@@ -90,7 +137,7 @@ def sliced_wasserstein(first: Tensor, second: Tensor, directions: int = 200, see
     return float((one - two).square().mean().sqrt())
 
 
-def log_predictive(model: SmoothModel, samples: Tensor, x: Tensor, y: Tensor) -> float:
+def log_predictive(model: Model, samples: Tensor, x: Tensor, y: Tensor) -> float:
     """mean_i log mean_s p(y_i | x_i, theta_s)"""
     with torch.no_grad():
         values = torch.cat([model.log_likelihood(part, x, y) for part in samples.split(100)])

@@ -18,7 +18,7 @@ from pseudocoresets.evaluation.metrics import (
     pooled_reliability,
     reliability,
 )
-from pseudocoresets.inference.sampling import PosteriorSamples
+from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.kernels.diagnostics import Diagnostics, function_space_diagnostics
 
 

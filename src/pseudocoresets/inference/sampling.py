@@ -7,43 +7,41 @@ expert   chains start from an expert's last snapshot; the full data leaks in thr
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+import time
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends.fused import block_length, default_accelerator
-from pseudocoresets.core.devices import device_memory_error, resolve_device
-from pseudocoresets.core.energy import Energy, FunctionTarget
+from pseudocoresets.backends import Backend, choose_backend
+from pseudocoresets.core.devices import resolve_device
+from pseudocoresets.core.energy import Energy, Model
 from pseudocoresets.core.errors import DivergenceError, InputError
+from pseudocoresets.core.points import Points
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import Randomness, derive_seed
-from pseudocoresets.core.state import Rates, sampling_rates
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.augmentation import Augmentation, dsa
-from pseudocoresets.data.transforms import InputTransform
-from pseudocoresets.inference.settings import NUTS, SamplingSettings
+from pseudocoresets.inference.models import sample_model_posterior
+from pseudocoresets.inference.samples import PosteriorSamples
+from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.kernels import (
-    KERNELS,
     SCHEDULES,
-    SGHMC,
-    Langevin,
-    Schedule,
-    explores,
+    SGD,
+    AnyKernel,
+    Drop,
+    RunsItself,
+    build_kernel,
     is_adjusted,
-    run_chain,
-    sample_nuts,
     warm_up,
 )
 from pseudocoresets.models.classifier import Classifier
-from pseudocoresets.models.networks import Network, build_network, from_spec
+from pseudocoresets.models.networks import AnyNetwork, Network, as_network, from_spec
 from pseudocoresets.sources.experts import Experts
 
 PROTOCOLS = ("cold", "point", "expert")
+NETWORK_CHAINS = 5
+MODEL_CHAINS = 4
 POINT_MOMENTUM = 0.9
 POINT_DECAY_AT = 0.5
 """Fraction of the training after which the point protocol divides its learning rate by ten."""
@@ -51,237 +49,168 @@ PREDICTED_AT_ONCE = 1000
 LARGEST_NUTS_MODEL = 20_000
 
 
-@dataclass(frozen=True)
-class PosteriorSamples:
-    """Parameters (chains, samples, size) of one network, and how to predict with them."""
-
-    parameters: Tensor
-    network: Network
-    transform: InputTransform
-    protocol: str
-    settings: SamplingSettings
-
-    def predict(self, images: Tensor) -> Tensor:
-        """Class probabilities (chains, samples, n, classes) for raw images (n, channels, height, width)."""
-        chains, samples, _ = self.parameters.shape
-        flat = self.parameters.flatten(0, 1)
-        transform = self.transform.to(flat.device)
-        with torch.no_grad():
-            parts = [self._predict_batch(flat, chunk, transform) for chunk in images.split(PREDICTED_AT_ONCE)]
-        return torch.cat(parts, 1).unflatten(0, (chains, samples))
-
-    def _predict_batch(self, parameters: Tensor, images: Tensor, transform: InputTransform) -> Tensor:
-        """Probabilities (parameters, images, classes); a batch that the device cannot hold is halved."""
-        try:
-            return self._probabilities(parameters, transform(images.to(parameters.device)))
-        except torch.OutOfMemoryError as error:
-            if len(images) == 1:
-                raise device_memory_error("predicting one image", "use fewer chains or samples", error) from None
-        halves = images.chunk(2)
-        return torch.cat([self._predict_batch(parameters, half, transform) for half in halves], 1)
-
-    def _probabilities(self, parameters: Tensor, inputs: Tensor) -> Tensor:
-        fast = default_accelerator().probabilities(self.network, parameters, inputs)
-        if fast is not None:
-            return fast
-        return torch.stack([self.network.logits(theta, inputs).float().softmax(-1) for theta in parameters])
-
-
 def sample_posterior(
     coreset: Coreset,
-    sampler: str = "langevin",
+    sampler: str | AnyKernel | None = None,
     start: str = "cold",
-    chains: int = 5,
+    chains: int | None = None,
     *,
-    network: str | Network | None = None,
+    model: Model | None = None,
+    network: AnyNetwork | None = None,
     experts: Experts | None = None,
     device: str | torch.device = "auto",
+    backend: Backend | None = None,
     progress: Progress | None = None,
     **settings: Any,
 ) -> PosteriorSamples:
-    """Sample the posterior of ``coreset`` under the protocol ``start``: cold, point or expert.
+    """Sample the posterior of a coreset.
 
-    The network is the one that the coreset was made with, unless another is named. ``settings`` are those of
-    ``SamplingSettings``.
+    Args:
+        coreset: Images, or rows of a table.
+        sampler: A kernel or its name; Langevin for networks and NUTS for other models where none is given.
+        start: The protocol for networks: cold, point or expert.
+        chains: Independent chains; five for networks and four for other models where no number is given.
+        model: The model of a coreset of rows.
+        network: Another network than the one that the coreset was made with.
+        experts: Where chains of the protocol ``expert`` start.
+        backend: How to compute; chosen for the device where none is given.
+        settings: Those of ``SamplingSettings`` for networks, of ``sample_model_posterior`` for other models.
     """
+    if model is not None or not coreset.holds_images:
+        if model is None:
+            raise InputError("A coreset of rows has the posterior of a model: give it as model=...")
+        return sample_model_posterior(
+            coreset.points, model, sampler or "nuts", chains or MODEL_CHAINS, progress=progress, **settings
+        )
     if start not in PROTOCOLS:
         raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{start}'.")
     try:
-        chosen = SamplingSettings(sampler=sampler, chains=chains, **settings)
+        chosen = SamplingSettings(sampler=sampler or "langevin", chains=chains or NETWORK_CHAINS, **settings)
     except TypeError as error:
         raise InputError(f"Unknown sampling setting: {error}.") from None
     device = resolve_device(device)
     used = _network_for(coreset, network)
-    randomness = Randomness.for_purpose(chosen.seed, "sample", start, device=device)
-    positions = _start_positions(start, used, experts, chosen, device)
-    posterior = _Posterior(coreset, used, chosen, randomness)
-    with task(progress or Silent(), f"posterior of {coreset.method} ({start})", chosen.steps) as bar:
-        kept = (_train_points if start == "point" else _run_chains)(posterior, positions, bar)
-    return PosteriorSamples(kept, used, coreset.require_images(), start, chosen)
+    return sample_network_posterior(
+        coreset, used, start, chosen, experts, device, backend or choose_backend(device), progress
+    )
+
+
+def sample_network_posterior(
+    coreset: Coreset,
+    network: Network,
+    start: str,
+    settings: SamplingSettings,
+    experts: Experts | None,
+    device: torch.device,
+    backend: Backend,
+    progress: Progress | None = None,
+) -> PosteriorSamples:
+    """The same with everything chosen, for a coreset of images."""
+    transform = coreset.require_images()
+    randomness = Randomness.for_purpose(settings.seed, "sample", start, device=device)
+    positions = _start_positions(start, network, experts, settings, device)
+    posterior = _Posterior(coreset, network, settings, randomness, backend)
+    began = time.perf_counter()
+    with task(progress or Silent(), f"posterior of {coreset.method} ({start})", settings.steps) as bar:
+        kept = (posterior.train_points if start == "point" else posterior.sample)(positions, bar)
+    return PosteriorSamples(
+        kept,
+        posterior.model,
+        start,
+        settings,
+        time.perf_counter() - began,
+        transform=transform,
+        backend=backend,
+        coreset=coreset,
+        again=lambda other: sample_network_posterior(
+            other, network, start, settings, experts, device, backend, progress
+        ),
+    )
 
 
 class _Posterior:
-    """The posterior of a coreset on a device, as a target for a kernel or as captured chains."""
+    """The posterior of a coreset on a device, and what the protocols do with it."""
 
-    def __init__(self, coreset: Coreset, network: Network, settings: SamplingSettings, randomness: Randomness) -> None:
+    def __init__(
+        self,
+        coreset: Coreset,
+        network: Network,
+        settings: SamplingSettings,
+        randomness: Randomness,
+        backend: Backend,
+    ) -> None:
         device = randomness.device.device
-        self.network = network
-        self.settings = settings
-        self.randomness = randomness
-        self._model = Classifier(network, settings.prior_scale)
-        self.energy = Energy(self._model, coreset.data_size, settings.temperature)
-        self.augmentation: Augmentation | None = (
+        self.backend = backend
+        self._settings = settings
+        self._randomness = randomness
+        self.model = Classifier(network, settings.prior_scale)
+        self._energy = Energy(self.model, coreset.data_size, settings.temperature)
+        self._augmentation: Augmentation | None = (
             dsa(coreset.flippable, settings.mixed_kinds) if settings.augment else None
         )
-        self._x, self._y = coreset.images.to(device), coreset.labels.to(device)
-        self._weights = coreset.weights.to(device)
+        self._points = Points(coreset.images.to(device), coreset.labels.to(device), coreset.weights.to(device))
 
-    def target(self, augment: bool = True) -> FunctionTarget:
-        """With augmentation, each evaluation draws its own: right for unadjusted kernels only."""
-        augmentation = self.augmentation if augment else None
-        return self.energy.target(
-            self._x,
-            self._y,
-            self._weights,
-            None if augmentation is None else lambda x: augmentation.draw(len(x), self.randomness)(x),
-        )
+    def sample(self, positions: Tensor, bar: Progress) -> Tensor:
+        """Kept positions (chains, samples, size) of the chosen sampler.
 
-    def captured_run(
-        self, positions: Tensor, milestones: set[int], rates: Callable[[int], Rates], bar: Progress
-    ) -> list[Tensor] | None:
-        """Positions after the steps in ``milestones``, on the fast path; None where it does not apply.
-
-        ``rates(t)`` says how step t = 0, 1, ... goes.
+        A kernel that accepts or rejects first adapts its step size, and sees the points without augmentation.
         """
-        length = block_length(math.gcd(*milestones), len(self._x))
-        runner = default_accelerator().chains_for(
-            self.network,
-            positions.device,
-            len(positions),
-            len(self._x),
-            length,
-            self._y.is_floating_point(),
-            shared=True,
-        )
-        if runner is None:
-            return None
-        runner.set_position(positions)
-        runner.set_labels(self._y, self._weights / self.energy.data_size)
-        decay = self._model.decay(self.energy.data_size)
-        found = []
-        for step in range(0, max(milestones), length):
-            runner.set_rates([rates(t) for t in range(step, step + length)], decay)
-            runner.run_block(self._x.expand(1, length, *self._x.shape), self.augmentation, self.randomness)
-            bar.advance(length)
-            if step + length in milestones:
-                found.append(runner.position())
-        if not torch.isfinite(found[-1]).all():
-            raise DivergenceError(f"The chains left the finite numbers at step size {rates(0).step_size}; lower it.")
-        return found
+        settings = self._settings
+        kernel, augmentation = build_kernel(settings.sampler, settings.step_size), self._augmentation
+        if isinstance(kernel, RunsItself):
+            kept = self._run_itself(kernel, positions)
+            bar.advance(settings.steps)
+            return kept
+        if is_adjusted(kernel):
+            target, augmentation = self._energy.target(self._points.x, self._points.y, self._points.weights), None
+            kernel, positions = warm_up(kernel, positions, target, self._warm_up_steps, self._randomness.device)
+        schedule = SCHEDULES[settings.schedule](settings.steps)
+        kept_steps = settings.kept_steps()
+        return self._run(kernel, positions, bar, schedule=schedule, augmentation=augmentation, keep_at=kept_steps)
 
+    def train_points(self, positions: Tensor, bar: Progress) -> Tensor:
+        """SGD on the mean cross-entropy plus the prior's decay; one sample per chain, the last position.
 
-def _run_chains(posterior: _Posterior, positions: Tensor, bar: Progress) -> Tensor:
-    """Kept positions (chains, samples, size) of the chosen sampler."""
-    settings = posterior.settings
-    if settings.sampler == NUTS:
-        kept = _run_nuts(posterior, positions)
-        bar.advance(settings.steps)
-        return kept
-    kernel = KERNELS[settings.sampler](step_size=settings.step_size)
-    schedule = SCHEDULES[settings.schedule](settings.steps)
-    if isinstance(kernel, Langevin | SGHMC):
-        temperature = settings.temperature / posterior.energy.data_size
-        found = posterior.captured_run(
+        The learning rate is a tenth in the second half.
+        """
+        kernel = SGD(self._settings.point_learning_rate, POINT_MOMENTUM)
+        schedule = Drop(max(1, round(POINT_DECAY_AT * self._settings.steps)))
+        return self._run(kernel, positions, bar, schedule=schedule, augmentation=self._augmentation)
+
+    def _run(self, kernel: AnyKernel, positions: Tensor, bar: Progress, **options: Any) -> Tensor:
+        kept = self.backend.run_chain(
+            kernel,
             positions,
-            settings.kept_steps(),
-            partial(rates_at, kernel=kernel, schedule=schedule, temperature=temperature),
-            bar,
+            self._energy,
+            self._points,
+            self._settings.steps,
+            self._randomness,
+            on_steps=bar.advance,
+            **options,
         )
-        if found is not None:
-            return torch.stack(found, 1)
-    target = posterior.target(augment=not is_adjusted(kernel))
-    generator = posterior.randomness.device
-    steps = settings.steps
-    if is_adjusted(kernel):
-        warming = max(1, round(settings.burn_in * steps))
-        kernel, positions = warm_up(kernel, positions, target, warming, generator)
-    chain = run_chain(
-        kernel,
-        positions,
-        target,
-        steps,
-        generator,
-        settings.kept_steps(),
-        schedule=schedule,
-        on_step=lambda _: bar.advance(),
-    )
-    return chain.kept.transpose(0, 1)
+        if not torch.isfinite(kept[-1]).all():
+            raise DivergenceError(f"The chains left the finite numbers at step size {kernel.step_size}; lower it.")
+        return kept.transpose(0, 1)
+
+    @property
+    def _warm_up_steps(self) -> int:
+        return max(1, round(self._settings.burn_in * self._settings.steps))
+
+    def _run_itself(self, kernel: RunsItself, positions: Tensor) -> Tensor:
+        if positions.shape[1] > LARGEST_NUTS_MODEL:
+            raise InputError(
+                f"NUTS is for models of at most {LARGEST_NUTS_MODEL:,} parameters; this network has "
+                f"{positions.shape[1]:,}. Use langevin, sghmc or hmc."
+            )
+        target = self._energy.target(self._points.x, self._points.y, self._points.weights)
+        settings = self._settings
+        return kernel.run(target, positions, settings.samples, self._warm_up_steps, settings.seed).samples
 
 
-def rates_at(t: int, kernel: Langevin | SGHMC, schedule: Schedule, temperature: float) -> Rates:
-    """Step t of a kernel under a schedule; the exploration phases of a cyclical one are without noise."""
-    return sampling_rates(
-        kernel.step_size * schedule(t),
-        0.0 if explores(schedule, t) else temperature,
-        1 - kernel.momentum_decay if isinstance(kernel, SGHMC) else 0.0,
-        kernel.step_size * schedule(t - 1) if t > 0 else None,
-    )
-
-
-def _run_nuts(posterior: _Posterior, positions: Tensor) -> Tensor:
-    settings = posterior.settings
-    if positions.shape[1] > LARGEST_NUTS_MODEL:
-        raise InputError(
-            f"NUTS is for models of at most {LARGEST_NUTS_MODEL:,} parameters; this network has "
-            f"{positions.shape[1]:,}. Use langevin, sghmc or hmc."
-        )
-    run = sample_nuts(
-        posterior.target(augment=False),
-        positions,
-        draws=settings.samples,
-        warmup=max(1, round(settings.burn_in * settings.steps)),
-        seed=settings.seed,
-        metric="diagonal",
-    )
-    return run.samples
-
-
-def _train_points(posterior: _Posterior, positions: Tensor, bar: Progress) -> Tensor:
-    """SGD with momentum on the mean cross-entropy plus the prior's decay; one sample a chain, the last position.
-
-    v <- momentum v + grad U(theta),  theta <- theta - eta v,  eta a tenth in the second half
-    """
-    settings = posterior.settings
-    rate, turn = settings.point_learning_rate, max(1, round(POINT_DECAY_AT * settings.steps))
-    found = posterior.captured_run(
-        positions,
-        {turn, settings.steps},
-        lambda step: Rates(rate if step < turn else rate / 10, momentum=POINT_MOMENTUM),
-        bar,
-    )
-    if found is not None:
-        return found[-1][:, None]
-    target = posterior.target()
-    theta = positions.clone().requires_grad_()
-    optimiser = torch.optim.SGD([theta], lr=rate, momentum=POINT_MOMENTUM)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, [turn], gamma=0.1)
-    for _ in range(settings.steps):
-        optimiser.zero_grad()
-        target.potential(theta).sum().backward()
-        optimiser.step()
-        schedule.step()
-        bar.advance()
-    if not torch.isfinite(theta).all():
-        raise DivergenceError(f"Training diverged at learning rate {rate}; lower it.")
-    return theta.detach()[:, None]
-
-
-def _network_for(coreset: Coreset, network: str | Network | None) -> Network:
-    if isinstance(network, Network):
-        return network
+def _network_for(coreset: Coreset, network: AnyNetwork | None) -> Network:
     if network is not None:
-        channels, height, width = coreset.images.shape[1:]
-        return build_network(network, (channels, height, width), len(coreset.classes))
+        channels, height, width = coreset.x.shape[1:]
+        return as_network(network, (channels, height, width), len(coreset.classes))
     if coreset.network is None:
         raise InputError("The coreset does not name a network; say which one to use.")
     return from_spec(coreset.network)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.registry import Registry
-from pseudocoresets.kernels import KERNELS, SCHEDULES, Cyclical
-
-NUTS = "nuts"
-SAMPLERS: Registry[str] = Registry("sampler", {name: name for name in (*KERNELS, NUTS)})
-"""Every sampler that inference takes by name."""
+from pseudocoresets.core.options import written
+from pseudocoresets.core.registry import parse_name
+from pseudocoresets.kernels import KERNELS, SCHEDULES, AnyKernel, Cyclical
 
 
 @dataclass(frozen=True)
 class SamplingSettings:
     """How samples are drawn: ``samples`` equally spaced positions from the last ``1 - burn_in`` of ``steps``."""
 
-    sampler: str = "langevin"
+    sampler: str | AnyKernel = "langevin"
+    """A kernel, whose own step size is used, or the name of one and its options, such as ``hmc:leapfrog_steps=5``."""
     chains: int = 5
     steps: int = 1000
     samples: int = 20
@@ -36,7 +34,8 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         if min(self.chains, self.steps, self.samples) < 1:
             raise InputError("Sampling needs at least one chain, one step and one sample.")
-        SAMPLERS[self.sampler]
+        if isinstance(self.sampler, str):
+            KERNELS[parse_name(self.sampler, "sampler")[0]]
         SCHEDULES[self.schedule]
         if not 0 <= self.burn_in < 1:
             raise InputError(f"Burn-in is a fraction of the steps, from 0 to below 1; got {self.burn_in}.")
@@ -54,4 +53,5 @@ class SamplingSettings:
         return {first + (self.steps - first) * (i + 1) // self.samples for i in range(self.samples)}
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        sampler = self.sampler if isinstance(self.sampler, str) else written(self.sampler, KERNELS)
+        return asdict(replace(self, sampler=sampler))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pseudocoresets.core.energy import Target
 from pseudocoresets.core.errors import DivergenceError, InputError
-from pseudocoresets.kernels.kernel import AnyKernel, is_adjusted, positive_step_size
+from pseudocoresets.kernels.kernel import AdjustedKernel, AnyKernel, positive_step_size
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,16 @@ def warm_up(
     """Run ``steps`` steps of an adjusted kernel and adapt its step size to ``target_acceptance``.
 
     A population shares one step size, adapted to the mean acceptance of its chains. ``target_acceptance``
-    defaults to the kernel's own: 0.574 for MALA and 0.8 for HMC.
+    defaults to the kernel's own: 0.574 for MALA, 0.8 for HMC and NUTS.
     """
-    if not is_adjusted(kernel):
+    if not isinstance(kernel, AdjustedKernel):
         raise InputError(
             f"{type(kernel).__name__} accepts every step, so no acceptance rate can set its step size; use MALA or HMC."
         )
     if steps < 1:
         raise InputError(f"Adapting a step size needs at least one step; got {steps}.")
-    own: float = kernel.preferred_acceptance  # type: ignore[attr-defined]
-    averaging = DualAveraging(kernel.step_size, own if target_acceptance is None else target_acceptance)
+    wanted = kernel.preferred_acceptance if target_acceptance is None else target_acceptance
+    averaging = DualAveraging(kernel.step_size, wanted)
     state = kernel.init(position, target)
     for _ in range(steps):
         state, info = with_step_size(kernel, averaging.step_size).step(state, target, generator)

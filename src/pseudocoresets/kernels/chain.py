@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from pseudocoresets.core.energy import FunctionTarget, Target
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.kernels.adaptation import with_step_size
-from pseudocoresets.kernels.kernel import AnyKernel, is_adjusted
+from pseudocoresets.kernels.kernel import AnyKernel, Info, State, is_adjusted
 from pseudocoresets.kernels.schedules import Schedule, explores
 
 
@@ -27,13 +27,31 @@ class Chain(NamedTuple):
     """Mean acceptance probability of each chain, for kernels that accept or reject."""
 
 
+def transitions(
+    kernel: AnyKernel,
+    position: Tensor,
+    target: Target,
+    steps: int,
+    generator: torch.Generator,
+    schedule: Schedule | None = None,
+) -> Iterator[tuple[State, Info]]:
+    """Where the chain is after each of ``steps`` steps, and what the step tells.
+
+    ``schedule`` scales the step size of each step. In the exploration phases of a cyclical schedule an
+    unadjusted kernel runs without noise.
+    """
+    state = kernel.init(position, target)
+    for t in range(steps):
+        scheduled = kernel if schedule is None else with_step_size(kernel, kernel.step_size * schedule(t))
+        state, info = scheduled.step(state, _target_at(t, target, kernel, schedule), generator)
+        yield state, info
+
+
 def advance(kernel: AnyKernel, position: Tensor, target: Target, steps: int, generator: torch.Generator) -> Tensor:
     """The position after ``steps`` steps; memory does not grow with ``steps``."""
-    state = kernel.init(position, target)
-    for _ in range(steps):
-        state, _ = kernel.step(state, target, generator)
-    end: Tensor = state.position
-    return end.detach()
+    for state, _ in transitions(kernel, position, target, steps, generator):
+        position = state.position
+    return position.detach()
 
 
 def run_chain(
@@ -44,33 +62,24 @@ def run_chain(
     generator: torch.Generator,
     keep_at: set[int] | range = range(0),
     schedule: Schedule | None = None,
-    on_step: Callable[[int], Any] | None = None,
 ) -> Chain:
-    """Run ``steps`` steps and keep the positions after those steps (counted from 1) in ``keep_at``.
-
-    ``schedule`` scales the step size of each step. In the exploration phases of a cyclical schedule an
-    unadjusted kernel runs without noise.
-    """
-    state = kernel.init(position, target)
+    """Run ``steps`` steps and keep the positions after those steps (counted from 1) in ``keep_at``."""
     kept, potentials, acceptances = [], [], []
-    for t in range(1, steps + 1):
-        scheduled = kernel if schedule is None else with_step_size(kernel, kernel.step_size * schedule(t - 1))
-        state, info = scheduled.step(state, _target_at(t - 1, target, kernel, schedule), generator)
+    for t, (state, info) in enumerate(transitions(kernel, position, target, steps, generator, schedule), 1):
+        position = state.position
         potentials.append(info.potential)
         if info.acceptance is not None:
             acceptances.append(info.acceptance)
         if t in keep_at:
-            kept.append(state.position)
-        if on_step is not None:
-            on_step(t)
-    if not torch.isfinite(state.position).all():
+            kept.append(position)
+    if not torch.isfinite(position).all():
         raise DivergenceError(
             f"The sampler left the finite numbers (step size {kernel.step_size}); lower its step size."
         )
     return Chain(
-        state.position,
-        torch.stack(kept) if kept else state.position.new_empty((0, *state.position.shape)),
-        torch.stack(potentials) if potentials else state.position.new_empty(0),
+        position,
+        torch.stack(kept) if kept else position.new_empty((0, *position.shape)),
+        torch.stack(potentials) if potentials else position.new_empty(0),
         torch.stack(acceptances).mean(0) if acceptances else None,
     )
 

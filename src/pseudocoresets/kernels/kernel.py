@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from pseudocoresets.core.energy import Target
 from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.progress import Progress
 
 
 class Info(NamedTuple):
@@ -34,10 +35,8 @@ S = TypeVar("S", bound=State)
 class Kernel(Protocol[S]):
     """One transition that leaves (about) exp(-U / T) invariant, for one chain or a population of them.
 
-    Kernels of this library also say whether they are ``adjusted``: an adjusted kernel accepts or rejects,
-    is exact, and needs a potential that is a function of theta alone; an unadjusted one is biased and
-    allows a stochastic potential. Adjusted ones name their ``preferred_acceptance``, to which a warm-up
-    adapts the step size.
+    An adjusted kernel (:class:`AdjustedKernel`) accepts or rejects, is exact, and needs a potential that is a
+    function of theta alone; an unadjusted one is biased and allows a stochastic potential.
     """
 
     @property
@@ -51,9 +50,47 @@ class Kernel(Protocol[S]):
 AnyKernel = Kernel[Any]
 
 
+@runtime_checkable
+class AdjustedKernel(Protocol):
+    """What a kernel that accepts or rejects says about itself."""
+
+    @property
+    def adjusted(self) -> bool: ...
+
+    @property
+    def preferred_acceptance(self) -> float:
+        """The acceptance to which a warm-up adapts the step size."""
+        ...
+
+
+class Run(NamedTuple):
+    """Draws after a warm-up, and how the sampling went, one value for each chain."""
+
+    samples: Tensor
+    """(chains, draws, size)"""
+    acceptance: Tensor | None
+    """Mean acceptance statistic of the draws, of kernels that accept or reject."""
+    step_size: Tensor
+    divergences: Tensor
+    """How many draws met a divergence; any at all casts doubt on the result."""
+    gradients: Tensor
+    """Evaluations of the gradient after the warm-up."""
+
+
+@runtime_checkable
+class RunsItself(Protocol):
+    """A kernel with a way of its own to make a whole run: its warm-up adapts more than a step size."""
+
+    def run(
+        self, target: Target, position: Tensor, draws: int, warmup: int, seed: int, progress: Progress | None = None
+    ) -> Run:
+        """``draws`` draws of each chain from ``position`` (chains, size), after ``warmup`` more that adapt."""
+        ...
+
+
 def is_adjusted(kernel: object) -> bool:
     """Whether the kernel accepts or rejects, and so needs a potential without fresh randomness."""
-    return bool(getattr(kernel, "adjusted", False))
+    return isinstance(kernel, AdjustedKernel) and kernel.adjusted
 
 
 def positive_step_size(step_size: float) -> None:

@@ -8,21 +8,22 @@ With V = U / T, momentum p ~ N(0, M) and H(q, p) = V(q) + p^T M^-1 p / 2, one dr
        w_new, is preferred with probability min(1, w_new / w_old): this favours points far from the start and
        keeps the target invariant.
 
-The warm-up adapts the step size by dual averaging and M^-1 to the covariance of the draws, in windows that
-double in length.
+A step of size eps is one of eps sqrt(T) on V, so that, as for HMC, what is stable depends on U alone.
+The warm-up of a whole run adapts the step size by dual averaging and M^-1 to the covariance of the draws, in
+windows that double in length.
 
 Every chain is a coroutine: it yields the position at which it wants V and its gradient and is resumed with
 them. The driver answers all chains by one batched evaluation, so chains with trajectories of unequal length
 never wait for each other. Positions are NumPy arrays: for a few parameters a call to NumPy costs a fraction of
-one to PyTorch, and a target that evaluates itself in NumPy (:class:`ArrayTarget`) is spared the way there and back.
+one to PyTorch, and a target that evaluates itself in NumPy (:class:`ArrayTarget`) is not converted at all.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import derive_seed
 from pseudocoresets.kernels.adaptation import DualAveraging
-from pseudocoresets.kernels.kernel import positive_temperature
+from pseudocoresets.kernels.kernel import Info, Run, positive_step_size, positive_temperature
 
 Vector: TypeAlias = NDArray[np.float64]
 MetricKind: TypeAlias = Literal["dense", "diagonal"]
@@ -59,68 +60,113 @@ class ArrayTarget(Target, Protocol):
         ...
 
 
-class NutsRun(NamedTuple):
-    """Draws after the warm-up, and how the sampling went, one value for each chain."""
-
-    samples: Tensor
-    """(chains, draws, size)"""
-    acceptance: Tensor
-    """Mean acceptance statistic of the draws."""
-    step_size: Tensor
-    divergences: Tensor
-    """How many draws met a divergence; any at all casts doubt on the result."""
-    leapfrogs: Tensor
-    """Evaluations of the gradient after the warm-up."""
+class NUTSState(NamedTuple):
+    position: Tensor
+    potential: Tensor
+    gradient: Tensor
 
 
-def sample_nuts(
-    target: Target,
-    position: Tensor,
-    draws: int = 1000,
-    warmup: int = 1000,
-    seed: int = 0,
-    *,
-    target_acceptance: float = 0.8,
-    metric: MetricKind = "dense",
-    covariance: Tensor | None = None,
-    max_depth: int = 10,
-    progress: Progress | None = None,
-) -> NutsRun:
-    """Sample exp(-U / T) by NUTS, one chain from each row of ``position`` (chains, size).
+@dataclass(frozen=True)
+class NUTS:
+    """One trajectory of at most 2^``max_depth`` leapfrog steps of size ``step_size``, and one point of it.
 
-    The potential must be a function of theta alone: no fresh augmentation or minibatch at each evaluation.
-    It is evaluated in the type of ``position``; use double precision unless memory forbids it.
-    ``metric="dense"`` learns a full covariance (for at most a few hundred parameters), ``"diagonal"`` only
-    its diagonal. A ``covariance`` (size, size) close to that of the target, such as Laplace's, spares the
-    warm-up the slow search from the identity; the answer does not depend on it.
+    The potential must be a function of theta alone: no fresh augmentation or minibatch at each evaluation. It is
+    evaluated in the type of the position; use double precision unless memory forbids it.
+
+    Args:
+        step_size: eps; a whole run starts its search for a better one here.
+        metric: What a run learns of the covariance: its ``"diagonal"`` or, for at most some hundred parameters,
+            all of it, ``"dense"``.
+        covariance: (size, size), M^-1; close to that of the target, such as Laplace's, it spares a run the slow search
+            from the identity. The answer does not depend on it.
     """
-    _check_request(target, position, draws, warmup, metric)
-    first_metric = _first_metric(position.shape[-1], metric, covariance)
-    plan = _Plan(draws, warmup, target_acceptance, metric, first_metric, max_depth, covariance is None)
-    starts = position.detach().cpu().double().numpy()
-    with task(progress or Silent(), "NUTS draws", len(starts) * (warmup + draws)) as shown:
+
+    step_size: float = 1.0
+    max_depth: int = 10
+    metric: MetricKind = "diagonal"
+    covariance: Tensor | None = field(default=None, compare=False)
+    preferred_acceptance: float = 0.8
+
+    adjusted: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        positive_step_size(self.step_size)
+        if self.max_depth < 1:
+            raise InputError(f"NUTS doubles its trajectory at least once; got max_depth {self.max_depth}.")
+        if self.metric not in ("dense", "diagonal"):
+            raise InputError(f"The metric must be 'dense' or 'diagonal'; got '{self.metric}'.")
+
+    def init(self, position: Tensor, target: Target) -> NUTSState:
+        positive_temperature(target.temperature, "NUTS")
+        return NUTSState(position, *potential_and_gradient(target, position))
+
+    def step(self, state: NUTSState, target: Target, generator: torch.Generator) -> tuple[NUTSState, Info]:
+        """One transition of each chain; their random numbers come from a stream seeded by ``generator``."""
+        size, temperature = state.position.shape[-1], target.temperature
+        metric = _first_metric(size, self.metric, self.covariance)
+        seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        parts = zip(*(_as_rows(part, size if part.ndim == state.position.ndim else 1) for part in state), strict=True)
+        places = [_Place(q, float(v) / temperature, g / temperature) for q, (v,), g in parts]
+        streams = np.random.SeedSequence(seed).spawn(len(places))
         coroutines = [
-            _run_one_chain(start, plan, np.random.default_rng(derive_seed(seed, "nuts", index)), shown)
-            for index, start in enumerate(starts)
+            _draw(place, self.step_size * math.sqrt(temperature), metric, self.max_depth, np.random.default_rng(stream))
+            for place, stream in zip(places, streams, strict=True)
         ]
-        chains = _drive(coroutines, _evaluator(target, position))
-    return NutsRun(
-        torch.as_tensor(np.stack([chain.samples for chain in chains])).to(position),
-        torch.tensor([chain.acceptance for chain in chains]),
-        torch.tensor([chain.step_size for chain in chains]),
-        torch.tensor([chain.divergences for chain in chains]),
-        torch.tensor([chain.leapfrogs for chain in chains]),
-    )
+        drawn = _drive(coroutines, _evaluator(target, state.position))
+
+        def gathered(values: list[Any], like: Tensor) -> Tensor:
+            return torch.as_tensor(np.array(values)).to(like).view_as(like)
+
+        moved = NUTSState(
+            gathered([draw.place.q for draw in drawn], state.position),
+            gathered([temperature * draw.place.potential for draw in drawn], state.potential),
+            gathered([temperature * draw.place.gradient for draw in drawn], state.gradient),
+        )
+        return moved, Info(state.potential, gathered([draw.acceptance for draw in drawn], state.potential))
+
+    def run(
+        self,
+        target: Target,
+        position: Tensor,
+        draws: int = 1000,
+        warmup: int = 1000,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> Run:
+        """Draws of exp(-U / T), one chain from each row of ``position`` (chains, size).
+
+        The warm-up adapts step size and metric; chains of unequal trajectories do not wait for each other.
+        """
+        _check_request(target, position, draws, warmup)
+        first_metric = _first_metric(position.shape[-1], self.metric, self.covariance)
+        scale = math.sqrt(target.temperature)
+        plan = _Plan(self, draws, warmup, first_metric, self.step_size * scale)
+        starts = position.detach().cpu().double().numpy()
+        with task(progress or Silent(), "NUTS draws", len(starts) * (warmup + draws)) as shown:
+            coroutines = [
+                _run_one_chain(start, plan, np.random.default_rng(derive_seed(seed, "nuts", index)), shown)
+                for index, start in enumerate(starts)
+            ]
+            chains = _drive(coroutines, _evaluator(target, position))
+        return Run(
+            torch.as_tensor(np.stack([chain.samples for chain in chains])).to(position),
+            torch.tensor([chain.acceptance for chain in chains]),
+            torch.tensor([chain.step_size / scale for chain in chains]),
+            torch.tensor([chain.divergences for chain in chains]),
+            torch.tensor([chain.leapfrogs for chain in chains]),
+        )
 
 
-def _check_request(target: Target, position: Tensor, draws: int, warmup: int, metric: str) -> None:
+def _as_rows(tensor: Tensor, width: int) -> Vector:
+    return tensor.detach().cpu().double().reshape(-1, width).numpy()
+
+
+def _check_request(target: Target, position: Tensor, draws: int, warmup: int) -> None:
     positive_temperature(target.temperature, "NUTS")
     if position.ndim != 2:
         raise InputError(f"NUTS needs starts of shape (chains, size); got {tuple(position.shape)}.")
     if draws < 1 or warmup < 1:
         raise InputError(f"NUTS needs at least one draw and one warm-up step; got {draws} and {warmup}.")
-    if metric not in ("dense", "diagonal"):
-        raise InputError(f"The metric must be 'dense' or 'diagonal'; got '{metric}'.")
 
 
 def _first_metric(size: int, kind: MetricKind, covariance: Tensor | None) -> _Metric:
@@ -164,9 +210,9 @@ def _over(temperature: float, potential: Vector, gradient: Vector) -> tuple[Vect
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def _drive(coroutines: list[Evaluating[_ChainRun]], evaluate: Evaluate) -> list[_ChainRun]:
+def _drive(coroutines: list[Evaluating[R]], evaluate: Evaluate) -> list[R]:
     """Answer the chains' requests in batches until every chain has returned."""
-    finished: dict[int, _ChainRun] = {}
+    finished: dict[int, R] = {}
     requests = {index: next(coroutine) for index, coroutine in enumerate(coroutines)}
     while requests:
         potentials, gradients = evaluate(np.array(list(requests.values())))
@@ -184,14 +230,11 @@ def _drive(coroutines: list[Evaluating[_ChainRun]], evaluate: Evaluate) -> list[
 
 @dataclass(frozen=True)
 class _Plan:
+    kernel: NUTS
     draws: int
     warmup: int
-    target_acceptance: float
-    metric: MetricKind
     first_metric: _Metric
-    max_depth: int
-    search: bool
-    """Whether the metric must be searched in several windows, or only refined in the last."""
+    first_step_size: float
 
 
 class _Place(NamedTuple):
@@ -217,7 +260,7 @@ def _run_one_chain(start: Vector, plan: _Plan, rng: np.random.Generator, progres
     place, metric, step_size = yield from _warm_up(place, plan, rng, progress)
     samples, acceptance, divergences, leapfrogs = [], 0.0, 0, 0
     for _ in range(plan.draws):
-        draw = yield from _draw(place, step_size, metric, plan.max_depth, rng)
+        draw = yield from _draw(place, step_size, metric, plan.kernel.max_depth, rng)
         place = draw.place
         samples.append(place.q)
         acceptance += draw.acceptance / plan.draws
@@ -231,22 +274,22 @@ def _warm_up(
     place: _Place, plan: _Plan, rng: np.random.Generator, progress: Progress
 ) -> Evaluating[tuple[_Place, _Metric, float]]:
     metric = plan.first_metric
-    step_size = yield from _reasonable_step_size(place, metric, 1.0, rng)
-    averaging = DualAveraging(step_size, plan.target_acceptance)
+    step_size = yield from _reasonable_step_size(place, metric, plan.first_step_size, rng)
+    averaging = DualAveraging(step_size, plan.kernel.preferred_acceptance)
     windows = _metric_windows(plan.warmup)
-    if not plan.search:
+    if plan.kernel.covariance is not None:  # it need not be searched in several windows, only refined in the last
         windows = dict(list(windows.items())[-1:])
     visited: list[Vector] = []
     for t in range(1, plan.warmup + 1):
-        draw = yield from _draw(place, averaging.step_size, metric, plan.max_depth, rng)
+        draw = yield from _draw(place, averaging.step_size, metric, plan.kernel.max_depth, rng)
         place = draw.place
         averaging = averaging.update(draw.acceptance)
         visited.append(place.q)
         progress.advance()
         if t in windows:
-            metric = metric.learnt_from(np.stack(visited[windows[t] :]), plan.metric)
+            metric = metric.learnt_from(np.stack(visited[windows[t] :]), plan.kernel.metric)
             step_size = yield from _reasonable_step_size(place, metric, averaging.average, rng)
-            averaging = DualAveraging(step_size, plan.target_acceptance)
+            averaging = DualAveraging(step_size, plan.kernel.preferred_acceptance)
     return place, metric, averaging.average
 
 

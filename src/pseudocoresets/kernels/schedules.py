@@ -3,6 +3,7 @@
     constant      1
     polynomial    (1 + t / b)^-gamma                       (Welling & Teh 2011)
     cosine        f + (1 - f) (1 + cos(pi t / K)) / 2      from 1 towards f
+    drop          1 before step d, f from there on
     cyclical      (1 + cos(pi r)) / 2,  r = (t mod C) / C,  C = ceil(K / M)      (Zhang et al. 2020)
 
 In each of its M cycles the cyclical schedule explores while r < beta, by large steps without noise, and
@@ -68,6 +69,23 @@ class Cosine:
 
     def __call__(self, t: int) -> float:
         return self.final + (1 - self.final) * (1 + math.cos(math.pi * min(t / self.steps, 1.0))) / 2
+
+
+@dataclass(frozen=True)
+class Drop:
+    """1 for the first d = ``at`` steps, f = ``factor`` after them."""
+
+    at: int
+    factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.at < 0 or not self.factor > 0:
+            raise InputError(
+                f"A drop needs a step that is not negative and a positive factor; got {self.at} and {self.factor}."
+            )
+
+    def __call__(self, t: int) -> float:
+        return 1.0 if t < self.at else self.factor
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.methods.bptt import BPTT
@@ -12,44 +15,117 @@ from pseudocoresets.methods.contrastive_wasserstein import ContrastiveWasserstei
 from pseudocoresets.methods.forward_kl import ForwardKL
 from pseudocoresets.methods.forward_kl_hmc import ForwardKLByHMC
 from pseudocoresets.methods.forward_kl_laplace import ForwardKLByLaplace
-from pseudocoresets.methods.method import Hyperparameter, Loss, Method, ParameterSource, Problem, RealData
+from pseudocoresets.methods.gaussian_reverse_kl import GaussianPSVI, GaussianReverseKL
+from pseudocoresets.methods.laplace_wasserstein import LaplaceWasserstein
+from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss
+from pseudocoresets.methods.moment_matching import MomentMatching
+from pseudocoresets.methods.problem import Problem, RealData
 from pseudocoresets.methods.psvi import PseudocoresetVI
+from pseudocoresets.methods.renamed import method_options_from
 from pseudocoresets.methods.reverse_kl import ReverseKL
+from pseudocoresets.methods.rows import row_problem
+from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC
+from pseudocoresets.methods.selection.hilbert import FrankWolfe, Giga
+from pseudocoresets.methods.selection.sparse_vi import SparseVI
+from pseudocoresets.methods.selection.uniform import Uniform
+from pseudocoresets.methods.selection.weights import QuasiNewton
+from pseudocoresets.methods.solver import Solver
+from pseudocoresets.methods.starts import starting_points
 from pseudocoresets.methods.wasserstein import Wasserstein
+
+SOLVERS: tuple[type[Solver], ...] = (
+    MomentMatching,
+    GaussianReverseKL,
+    GaussianPSVI,
+    LaplaceWasserstein,
+    Uniform,
+    FrankWolfe,
+    Giga,
+    SparseVI,
+    QuasiNewton,
+    CoresetMCMC,
+)
+"""Those that find their points directly, for models whose curvature is known."""
 
 __all__ = [
     "BPTT",
     "METHODS",
+    "SOLVERS",
     "ContrastiveDivergence",
     "ContrastiveWasserstein",
+    "CoresetMCMC",
     "ForwardKL",
     "ForwardKLByHMC",
     "ForwardKLByLaplace",
+    "FrankWolfe",
+    "GaussianPSVI",
+    "GaussianReverseKL",
+    "Giga",
+    "GradientMethod",
     "Hyperparameter",
+    "LaplaceWasserstein",
     "Loss",
     "Method",
-    "ParameterSource",
+    "MomentMatching",
     "Points",
     "Problem",
     "PseudocoresetVI",
+    "QuasiNewton",
     "RealData",
     "ReverseKL",
+    "Solver",
+    "SparseVI",
+    "Uniform",
     "Wasserstein",
+    "build_gradient_method",
+    "build_method",
+    "method_options_from",
+    "row_problem",
+    "starting_points",
 ]
 
+Method: TypeAlias = GradientMethod | Solver
+"""What makes a coreset: a gradient that moves its points, or a solver that finds them."""
+
+_METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
+    ContrastiveDivergence,
+    ForwardKL,
+    ReverseKL,
+    Wasserstein,
+    ForwardKLByHMC,
+    ForwardKLByLaplace,
+    PseudocoresetVI,
+    ContrastiveWasserstein,
+    BPTT,
+    *SOLVERS,
+)
 METHODS: Registry[Callable[..., Method]] = Registry(
-    "method",
-    {
-        "cd": ContrastiveDivergence,
-        "fkl": ForwardKL,
-        "rkl": ReverseKL,
-        "wasserstein": Wasserstein,
-        "fkl-hmc": ForwardKLByHMC,
-        "fkl-kfl": ForwardKLByLaplace,
-        "psvi": PseudocoresetVI,
-        "cd-wasserstein": ContrastiveWasserstein,
-        "bptt": BPTT,
-    },
-    group="pseudocoresets.methods",
+    "method", {method.name: method for method in _METHODS}, group="pseudocoresets.methods"
 )
 """Every construction method by name."""
+
+
+def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
+    """The method of that name with these options; those of the last version's names come with a warning."""
+    build, present = METHODS[name], method_options_from(name, options or {})
+    _check_option_types(name, build, present)
+    try:
+        return build(**present)
+    except TypeError as error:
+        raise InputError(f"The method '{name}' does not take these options: {error}.") from None
+
+
+def build_gradient_method(name: str, options: Mapping[str, Any] | None = None) -> GradientMethod:
+    """The same for a method that learns points by a gradient, as images are."""
+    method = build_method(name, options)
+    if not isinstance(method, GradientMethod):
+        raise InputError(f"The method '{name}' finds rows for a model, not images; give rows and model=... for it.")
+    return method
+
+
+def _check_option_types(name: str, build: Callable[..., Method], options: Mapping[str, Any]) -> None:
+    """A whole number must not be given as anything else; it would fail only when it is used."""
+    for option, parameter in inspect.signature(build).parameters.items():
+        default, value = parameter.default, options.get(option)
+        if type(default) is int and option in options and type(value) is not int:
+            raise InputError(f"The option '{option}' of the method '{name}' is a whole number; got {value!r}.")

@@ -7,32 +7,32 @@ method descends its energy part, along W = ``steps`` steps of the chain:
     theta_{t+1} = theta_t - eta v_{t+1}
     L           = - mean over a batch of real data of log p(y | x_real, theta_W)
 
-averaged over ``windows`` chains, which see the same A_t x and the same batch; A_t is the augmentation of step t. dL/dx
-is found by the adjoint of the W steps (divergences/adjoint.py) from lambda_W = grad_theta L(theta_W): exactly
-(``gradient="constant-memory"``), or by differences, the default, where h lambda_W / (1 - mu) has ``reach`` times the
-length of the window's own path theta_W - theta_0.
+averaged over ``unrolls`` chains, which see the same A_t x and the same batch; A_t is the augmentation of step t.
+``gradient`` is how L is differentiated (see ``gradients``), from lambda_W = grad_theta L(theta_W). For differences,
+the default, h lambda_W / (1 - mu) has ``radius`` times the length of the chain's own path theta_W - theta_0.
 
-With ``momentum`` mu the chain is that of SGHMC, and W steps go as far as W / (1 - mu) of Langevin's: a window sees that
-much more of a chain, and the posterior's samples lie so many fewer steps from its start.
+With ``momentum`` mu the chain is that of SGHMC, and W steps go as far as W / (1 - mu) of Langevin's: an unroll sees
+that much more of a chain, and the posterior's samples lie so many fewer steps from its start.
 
 It is the truncated backpropagation through training of dataset distillation (RaT-BPTT, Feng et al. 2023), which runs a
 network from its initialisation to a random step and differentiates the last W. Here chains persist instead: a pool of
 ``chains`` places is carried from one iteration to the next. Each iteration picks some at random, restarts each from
 the network's random initialisation with a probability p, and leaves it at theta_W. As in persistent contrastive
-divergence, the steps before the window were taken on earlier points.
+divergence, the steps before the unroll were taken on earlier points.
 
-A restarted chain first takes B = ``burn_in`` steps on the present points, a multiple of W, which no gradient sees. A
-window that is the k-th since the restart ends at age B + k W, and k is geometric, P(k) = p (1 - p)^(k-1), of mean
+A restarted chain first takes B = ``burn_in`` steps on the present points, a multiple of W, which no gradient sees. An
+unroll that is the k-th since the restart ends at age B + k W, and k is geometric, P(k) = p (1 - p)^(k-1), of mean
 1 / p. With
 
     p = W / (horizon - B)
 
-windows end at ages of mean ``horizon``, which should be that of the posterior sampler, and none below B + W. An
-iteration costs p B plain steps beside its window. The pool that the first iteration finds is B steps old; with
-``spread`` its places have the ages of the long run, chain i = 0 .. C-1 the quantile (i + 1/2) / C of B + k W.
+unrolls end at ages of mean ``horizon``, which should be that of the posterior sampler, and none below B + W. An
+iteration costs p B plain steps beside its unroll. The chains of the first iteration are all B steps old; with
+``spread`` their ages are already those that restarts lead to in the long run, chain i = 0 .. C-1 having the quantile
+(i + 1/2) / C of the distribution of B + k W.
 
-Gradients of windows differ in length with the age and from chain to chain. With ``equal_weight`` each is divided, in
-everything that is learned, by its norm over the images, so that no window counts for more than another.
+Gradients differ in length with the age and from chain to chain. With ``equal_weight`` the gradient of an iteration is
+divided, in everything that is learned, by its norm over the images, so that no iteration counts for more than another.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -50,34 +50,22 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import STEP_SIZE, Motion, at_rest
-from pseudocoresets.gradients.adjoint import (
-    Descent,
-    Judgement,
-    descend_by_adjoint,
-    descend_captured,
-    require_descent,
-    run_forwards,
-    spacing_of_length,
-    step_views,
-)
-from pseudocoresets.methods.estimator import (
-    REAL_IMAGES_AT_ONCE,
-    learned_tensors,
-    require_at_least,
-    with_gradient,
-)
-from pseudocoresets.methods.method import Hyperparameter, Loss, Problem
+from pseudocoresets.gradients import GradientEstimator, Outcome, Terminal, build_gradient
+from pseudocoresets.gradients.learned import learned_tensors, with_gradient
+from pseudocoresets.kernels.kernel import positive_step_size
+from pseudocoresets.methods.estimator import require_at_least
+from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss
+from pseudocoresets.methods.problem import Problem
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks.network import Network
 
-GRADIENTS = ("differences", "constant-memory")
 POOL, VELOCITIES = "chains", "velocities"
 """The names under which the places of the chains (chains, parameters) and their velocities are carried."""
 SEED_BITS = 63
 
 
 @dataclass(frozen=True)
-class BPTT:
+class BPTT(GradientMethod):
     """``steps`` differentiable steps at the end of persistent chains of mean length ``horizon``."""
 
     steps: int = 40
@@ -86,23 +74,23 @@ class BPTT:
     horizon: int = 400
     chains: int = 8
     batch_size: int = 512
-    gradient: str = "differences"
-    stored: int = 32
-    reach: float = 0.3
+    gradient: str | GradientEstimator = "differences"
+    """An estimator of ``gradients``, or the name of one and its options, such as ``differences:radius=1.0``."""
     augment_real: bool = False
     step_size_learning_rate: float = 0.0
     points_per_step: int = 0
-    """How many of the points a step of a window sees, chosen at random; 0: all of them."""
+    """How many of the points a step of an unroll sees, chosen at random; 0: all of them."""
     burn_in: int = 0
-    """Steps that a chain takes after a restart before its first window."""
+    """Steps that a chain takes after a restart before its first unroll."""
     spread: bool = False
-    """Whether the first pool has the ages of the long run rather than all the same."""
+    """Whether the first chains have different ages, as later ones do, rather than all the same."""
     equal_weight: bool = False
     """Whether the gradient of an iteration is divided by its norm over the images."""
-    windows: int = 1
-    """How many chains take a window in each iteration, side by side."""
+    unrolls: int = 1
+    """How many chains are unrolled in each iteration, side by side."""
 
-    needs_experts: ClassVar[bool] = False
+    name: ClassVar[str] = "bptt"
+    needs_source: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_at_least(
@@ -110,18 +98,18 @@ class BPTT:
             steps=(self.steps, 1),
             burn_in=(self.burn_in, 0),
             horizon=(self.horizon, self.burn_in + self.steps),
-            windows=(self.windows, 1),
-            chains=(self.chains, self.windows),
+            unrolls=(self.unrolls, 1),
+            chains=(self.chains, self.unrolls),
             batch_size=(self.batch_size, 1),
-            stored=(self.stored, 2),
             step_size_learning_rate=(self.step_size_learning_rate, 0),
             points_per_step=(self.points_per_step, 0),
         )
-        require_descent(self.gradient, GRADIENTS, self.step_size, self.reach)
+        positive_step_size(self.step_size)
+        build_gradient(self.gradient)
         if not 0 <= self.momentum < 1:
             raise InputError(f"The momentum of a chain must lie in [0, 1); got {self.momentum}.")
         if self.burn_in % self.steps:
-            raise InputError(f"The burn-in must be whole windows of {self.steps} steps; got {self.burn_in}.")
+            raise InputError(f"The burn-in must be a multiple of the {self.steps} steps; got {self.burn_in}.")
 
     def hyperparameters(self) -> Mapping[str, Hyperparameter]:
         if self.step_size_learning_rate == 0:
@@ -131,60 +119,54 @@ class BPTT:
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         stepping = self._with_step_size(points)
         pool = self._pool(stepping, problem, randomness)
-        chosen = randomness.host.sample(range(self.chains), self.windows)
+        chosen = randomness.host.sample(range(self.chains), self.unrolls)
         start = self._restarted(pool.of(chosen), stepping, problem, randomness)
-        descent = self.descend(stepping, problem, start, randomness)
-        pool = pool.replaced(chosen, descent.end)
+        outcome = self.descend(stepping, problem, start, randomness)
+        pool = pool.replaced(chosen, outcome.end)
         terms = {STEP_SIZE: points.hyperparameters[STEP_SIZE].detach()} if STEP_SIZE in points.hyperparameters else {}
-        value = _of_unit_gradient(descent.loss, points) if self.equal_weight else descent.loss
+        value = _of_unit_gradient(outcome.loss, points) if self.equal_weight else outcome.loss
         return Loss(value, terms, {POOL: pool.position, VELOCITIES: pool.velocity})
 
     def _restarted(self, chains: Motion, points: Points, problem: Problem, randomness: Randomness) -> Motion:
-        """Where the windows start: where the chains are, or, for some, after a restart and its burn-in."""
-        again = [i for i in range(self.windows) if randomness.host.random() < self._restart_probability]
+        """Where the unrolls start: where the chains are, or, for some, after a restart and its burn-in."""
+        again = [i for i in range(self.unrolls) if randomness.host.random() < self._restart_probability]
         if not again:
             return chains
-        fresh = at_rest(_cold_start(problem, self.windows, points.x, randomness))
+        fresh = at_rest(_cold_start(problem, self.unrolls, points.x, randomness))
         for _ in range(self.burn_in // self.steps):
             fresh = self._moved_on(fresh, points, problem, randomness)
         return chains.replaced(again, fresh.of(again))
 
-    def descend(self, points: Points, problem: Problem, start: Motion, randomness: Randomness) -> Descent:
+    def descend(self, points: Points, problem: Problem, start: Motion, randomness: Randomness) -> Outcome:
         """The steps from ``start`` and the loss of a batch of real data at their ends."""
-        x, y = self._real_batch(problem, randomness)
-        judge = partial(self._judge, problem, x, y, start.position)
-        if self.gradient == "differences":
-            captured = descend_captured(
-                points, problem, start, self.steps, self.points_per_step, judge, randomness, self.momentum
-            )
-            if captured is not None:
-                return captured
-        views = step_views(points, problem, self.steps, self.points_per_step, randomness)
-        return descend_by_adjoint(points, problem, start, views, judge, self.stored, self.momentum)
+        x, y = problem.real_batch("The method 'bptt'", self.batch_size, randomness)
+        if self.augment_real:
+            x = problem.transformation(len(x), randomness)(x)
+        descent = problem.descent(points, self.steps, self.points_per_step, self.momentum)
+        terminal_loss = partial(self._real_energy, problem, x, y, start.position)
+        return build_gradient(self.gradient).differentiate(descent, start, terminal_loss, problem.backend, randomness)
 
-    def _judge(self, problem: Problem, x: Tensor, y: Tensor, start: Tensor, end: Tensor) -> Judgement:
-        energies, slopes = real_slopes(problem, end, x, y)
-        loss, costate = energies.mean(), slopes / len(end)
-        if self.gradient != "differences":
-            return Judgement(loss, costate, None)
-        reach = self.reach * (1 - self.momentum)
-        return Judgement(loss, costate, spacing_of_length(reach * _path_length(start, end), costate))
+    def _real_energy(self, problem: Problem, x: Tensor, y: Tensor, start: Tensor, end: Tensor) -> Terminal:
+        """The mean over chains of the real data's energy at their ends; its length is (1 - mu) that of their paths."""
+        energies, gradients = problem.real_gradients(end, x, y)
+        length = (1 - self.momentum) * _path_length(start, end)
+        return Terminal(energies.mean(), gradients / len(end), length)
 
     def _pool(self, points: Points, problem: Problem, randomness: Randomness) -> Motion:
         places, velocities = (points.state.get(name) for name in (POOL, VELOCITIES))
         if places is not None:
             return at_rest(places) if velocities is None else Motion(places, velocities)
         ages = self.first_ages()
-        groups = [ages[i : i + self.windows] for i in range(0, self.chains, self.windows)]
+        groups = [ages[i : i + self.unrolls] for i in range(0, self.chains, self.unrolls)]
         made = [self._of_ages(group, points, problem, randomness) for group in groups]
         return Motion(*(torch.cat(parts) for parts in zip(*made, strict=True)))
 
     def _of_ages(self, ages: list[int], points: Points, problem: Problem, randomness: Randomness) -> Motion:
-        """At most ``windows`` chains of these ages, in steps; all run side by side as long as one of them needs.
+        """At most ``unrolls`` chains of these ages, in steps; all run side by side as long as one of them needs.
 
-        ``windows`` of them in pieces of a window, so that a device captures only one kind.
+        ``unrolls`` of them in pieces of W steps, so that a device captures only one kind.
         """
-        moving = at_rest(_cold_start(problem, self.windows, points.x, randomness))
+        moving = at_rest(_cold_start(problem, self.unrolls, points.x, randomness))
         aged = moving.of(list(range(len(ages))))
         for age in range(self.steps, max(ages) + 1, self.steps):
             moving = self._moved_on(moving, points, problem, randomness)
@@ -198,26 +180,21 @@ class BPTT:
         if not self.spread:
             return [self.burn_in] * self.chains
         quantiles = [(chain + 0.5) / self.chains for chain in range(self.chains)]
-        windows = [_geometric_quantile(quantile, self._restart_probability) for quantile in quantiles]
-        return [self.burn_in + count * self.steps for count in windows]
+        counts = [_geometric_quantile(quantile, self._restart_probability) for quantile in quantiles]
+        return [self.burn_in + count * self.steps for count in counts]
 
     @property
     def _restart_probability(self) -> float:
         return self.steps / (self.horizon - self.burn_in)
 
     def _moved_on(self, start: Motion, points: Points, problem: Problem, randomness: Randomness) -> Motion:
-        return run_forwards(points, problem, start, self.steps, self.points_per_step, randomness, self.momentum)
+        descent = problem.descent(points, self.steps, self.points_per_step, self.momentum).without_gradients()
+        return problem.backend.trajectory(descent, len(start.position), self.steps, randomness).run(start)
 
     def _with_step_size(self, points: Points) -> Points:
         if STEP_SIZE in points.hyperparameters:
             return points
         return replace(points, hyperparameters={STEP_SIZE: points.x.new_tensor(self.step_size)})
-
-    def _real_batch(self, problem: Problem, randomness: Randomness) -> tuple[Tensor, Tensor]:
-        if problem.real_data is None:
-            raise InputError("The method 'bptt' needs the real data; give it to the problem.")
-        x, y = problem.real_data().batch(self.batch_size, randomness)
-        return (problem.transformation(len(x), randomness)(x) if self.augment_real else x), y
 
 
 def _geometric_quantile(quantile: float, probability: float) -> int:
@@ -237,28 +214,6 @@ def _of_unit_gradient(loss: Tensor, points: Points) -> Tensor:
     norm = gradients["x"].norm()
     norm = norm.clamp_min(torch.finfo(norm.dtype).tiny)
     return with_gradient(loss, wanted, {name: gradient / norm for name, gradient in gradients.items()})
-
-
-class RealSlopes(NamedTuple):
-    """The energy of real data at each of several parameter vectors, per datum, and its gradients there; no graph."""
-
-    energies: Tensor
-    slopes: Tensor
-
-
-def real_slopes(problem: Problem, thetas: Tensor, x: Tensor, y: Tensor) -> RealSlopes:
-    """- mean_i log p(y_i | x_i, theta) at each theta (chains, size), and its gradients, gathered over parts."""
-    fast = problem.slopes(thetas.detach(), x, y)
-    if fast is not None:
-        return RealSlopes(*fast)
-    thetas = thetas.detach().requires_grad_()
-    energies, slopes = thetas.new_zeros(len(thetas)), torch.zeros_like(thetas)
-    for images, labels in zip(x.split(REAL_IMAGES_AT_ONCE), y.split(REAL_IMAGES_AT_ONCE), strict=True):
-        with torch.enable_grad():
-            part = -problem.energy.model.log_likelihood(thetas, images, labels).sum(-1) / len(x)
-        energies += part.detach()
-        slopes += torch.autograd.grad(part.sum(), thetas)[0]
-    return RealSlopes(energies, slopes)
 
 
 def _path_length(start: Tensor, end: Tensor) -> Tensor:

@@ -28,19 +28,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
-from pseudocoresets.core.registry import parse_name
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import STEP_SIZE
-from pseudocoresets.kernels import KERNELS
-from pseudocoresets.kernels.kernel import AnyKernel
-from pseudocoresets.methods.method import Hyperparameter, Loss, Problem
+from pseudocoresets.kernels import AnyKernel, build_kernel, with_step_size
+from pseudocoresets.methods.estimator import phase_difference
+from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss
+from pseudocoresets.methods.problem import Problem
 
 
 class Phases(NamedTuple):
@@ -52,7 +51,7 @@ class Phases(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ContrastiveDivergence:
+class ContrastiveDivergence(GradientMethod):
     """N = ``chains`` chains of k = ``steps`` steps of size ``step_size`` from snapshots perturbed by ``sigma``."""
 
     expert_epochs: int = 2
@@ -62,8 +61,10 @@ class ContrastiveDivergence:
     step_size: float = 0.01
     sigma: float = 0.001
     step_size_learning_rate: float = 0.0
-    kernel: str = "langevin"
-    """A sampler and its options, such as ``sghmc:momentum_decay=0.5`` or ``hmc:leapfrog_steps=5``."""
+    kernel: str | AnyKernel = "langevin"
+    """A sampler with a step size of its own, or the name of one and its options, such as ``hmc:leapfrog_steps=5``."""
+
+    name: ClassVar[str] = "cd"
 
     def __post_init__(self) -> None:
         if self.expert_epochs < 0 or self.chains < 1 or self.steps < 1 or self.sigma < 0:
@@ -81,7 +82,8 @@ class ContrastiveDivergence:
     def hyperparameters(self) -> Mapping[str, Hyperparameter]:
         if self.step_size_learning_rate == 0:
             return {}
-        return {STEP_SIZE: Hyperparameter(self.step_size, self.step_size_learning_rate)}
+        first = build_kernel(self.kernel, self.step_size).step_size
+        return {STEP_SIZE: Hyperparameter(first, self.step_size_learning_rate)}
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         phases = self.sample_phases(points, problem, randomness)
@@ -89,55 +91,23 @@ class ContrastiveDivergence:
         if STEP_SIZE not in points.hyperparameters:
             return loss
         step_size = points.hyperparameters[STEP_SIZE]
-        matched = (step_size - step_size.detach()) * step_size_slope(phases, step_size.detach())
+        matched = (step_size - step_size.detach()) * step_size_gradient(phases, step_size.detach())
         return loss._replace(value=loss.value + matched, terms={**loss.terms, STEP_SIZE: step_size.detach()})
 
     def sample_phases(self, points: Points, problem: Problem, randomness: Randomness) -> Phases:
         """Where the chains start and end, and the experts, without a graph."""
-        if problem.experts is None:
-            raise InputError("Contrastive divergence needs experts; train some first.")
-        draw = problem.experts.draw(self.chains, self.max_start_epoch, self.expert_epochs, randomness)
-        start = perturbed(draw.start, self.sigma, randomness)
-        positive = start if self.expert_epochs == 0 else perturbed(draw.later, self.sigma, randomness)
-        step_size = (
-            float(points.hyperparameters[STEP_SIZE].detach()) if STEP_SIZE in points.hyperparameters else self.step_size
-        )
-        kernel = build_kernel(self.kernel, step_size)
+        draw = problem.draw("Contrastive divergence", self.chains, self.max_start_epoch, self.expert_epochs, randomness)
+        start = problem.perturbed(draw.start, self.sigma, points, randomness)
+        positive = start if self.expert_epochs == 0 else problem.perturbed(draw.later, self.sigma, points, randomness)
+        kernel = build_kernel(self.kernel, self.step_size)
+        if STEP_SIZE in points.hyperparameters:
+            kernel = with_step_size(kernel, float(points.hyperparameters[STEP_SIZE].detach()))
         negative = problem.run_chain(kernel, start, points, self.steps, randomness)
         return Phases(start, positive, negative)
 
 
-def step_size_slope(phases: Phases, step_size: Tensor) -> Tensor:
+def step_size_gradient(phases: Phases, step_size: Tensor) -> Tensor:
     """dL/deta as above, the mean over chains."""
     lead = (phases.positive - phases.start).square().sum(-1)
     missed = ((phases.negative - phases.positive) * (phases.negative - phases.start)).sum(-1)
     return (missed / lead).mean() / step_size
-
-
-def build_kernel(name: str, step_size: float) -> AnyKernel:
-    """The kernel that ``name`` describes, ``"hmc"`` or ``"hmc:leapfrog_steps=5"``."""
-    plain, options = parse_name(name, "sampler")
-    build = KERNELS[plain]
-    try:
-        return build(step_size=step_size, **options)
-    except TypeError as error:
-        raise InputError(f"The sampler '{plain}' does not take these options: {error}.") from None
-
-
-def phase_difference(
-    points: Points, problem: Problem, positive: Tensor, negative: Tensor, randomness: Randomness
-) -> Loss:
-    """mean_j E(x, theta+_j) - mean_j E(x, theta-_j), per datum, both under the same augmentation of x."""
-    x = problem.transformation(len(points.x), randomness)(points.x)
-    energies = problem.energies(torch.cat([positive, negative]).detach(), x, points)
-    up, down = energies[: len(positive)].mean(), energies[len(positive) :].mean()
-    terms = {"positive": up.detach(), "negative": down.detach()}
-    return Loss(up - down, terms, energies=tuple(terms))
-
-
-def perturbed(theta: Tensor, sigma: float, randomness: Randomness) -> Tensor:
-    """theta + sigma N(0, I)."""
-    if sigma == 0:
-        return theta
-    noise = torch.randn(theta.shape, generator=randomness.device, device=theta.device, dtype=theta.dtype)
-    return theta + sigma * noise

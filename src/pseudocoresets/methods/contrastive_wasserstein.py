@@ -1,7 +1,7 @@
 """Contrastive divergence with a trajectory-matching term, the loss of the contrastive-divergence authors' code.
 
-From a snapshot theta_s of an expert, with theta+ = theta_{s + ahead} the same expert later and theta_k the end of k
-differentiable descent steps on the coreset,
+From a snapshot theta_s of an expert, with theta+ = theta_{s + a} the same expert a = ``expert_epochs`` epochs later and
+theta_k the end of k differentiable descent steps on the coreset,
 
     L = E(x, theta+ + sigma xi) - E(x, sg(theta_k) + sigma xi')
         + weight * || theta_k - theta+ ||^2 / || theta_s - theta+ ||^2
@@ -19,17 +19,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.methods.contrastive import perturbed, phase_difference
-from pseudocoresets.methods.estimator import draw_pairs, require_at_least
-from pseudocoresets.methods.method import Hyperparameter, Loss, Problem
+from pseudocoresets.gradients import GradientEstimator
+from pseudocoresets.methods.estimator import phase_difference, require_at_least
+from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss
+from pseudocoresets.methods.problem import Problem
 from pseudocoresets.methods.wasserstein import Wasserstein
 
 
 @dataclass(frozen=True)
-class ContrastiveWasserstein:
+class ContrastiveWasserstein(GradientMethod):
     """The sum of the two losses, the second times ``weight``."""
 
     expert_epochs: int = 3
@@ -40,9 +42,9 @@ class ContrastiveWasserstein:
     step_size_learning_rate: float = 0.0
     sigma: float = 0.001
     weight: float = 1.0
-    gradient: str = "differences"
-    stored: int = 32
-    reach: float = 0.3
+    gradient: str | GradientEstimator = "differences"
+
+    name: ClassVar[str] = "cd-wasserstein"
 
     def __post_init__(self) -> None:
         require_at_least("The combined method", sigma=(self.sigma, 0), weight=(self.weight, 0))
@@ -58,20 +60,16 @@ class ContrastiveWasserstein:
             self.step_size,
             self.step_size_learning_rate,
             self.gradient,
-            self.stored,
-            self.reach,
         )
 
     def hyperparameters(self) -> Mapping[str, Hyperparameter]:
         return self.matching().hyperparameters()
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
-        draw = draw_pairs(
-            problem, "The combined method", self.chains, self.max_start_epoch, self.expert_epochs, randomness
-        )
+        draw = problem.draw("The combined method", self.chains, self.max_start_epoch, self.expert_epochs, randomness)
         match = self.matching().match(points, problem, draw, randomness)
-        positive = perturbed(draw.later, self.sigma, randomness)
-        negative = perturbed(match.end.position, self.sigma, randomness)
+        positive = problem.perturbed(draw.later, self.sigma, points, randomness)
+        negative = problem.perturbed(match.end.position, self.sigma, points, randomness)
         contrast = phase_difference(points, problem, positive, negative, randomness)
         terms = {**contrast.terms, "distance": match.loss.detach()}
         return contrast._replace(value=contrast.value + self.weight * match.loss, terms=terms)

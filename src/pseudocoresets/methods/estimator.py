@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import torch
 from torch import Tensor
 
@@ -11,22 +9,10 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data.augmentation import Transformation
+from pseudocoresets.gradients.learned import detached_leaves, learned_tensors, with_gradient
 from pseudocoresets.kernels import Langevin
-from pseudocoresets.methods.contrastive import perturbed, phase_difference
-from pseudocoresets.methods.method import Loss, Problem
-from pseudocoresets.sources.experts.store import Draw
-
-REAL_IMAGES_AT_ONCE = 256
-SMALLEST_PROBABILITY = 1e-30
-
-
-def draw_pairs(
-    problem: Problem, method: str, chains: int, max_start_epoch: int | None, expert_epochs: int, randomness: Randomness
-) -> Draw:
-    """Snapshots theta_s and theta_{s + ahead} of ``chains`` random experts."""
-    if problem.experts is None:
-        raise InputError(f"{method} needs experts; train some first.")
-    return problem.experts.draw(chains, max_start_epoch, expert_epochs, randomness)
+from pseudocoresets.methods.method import Loss
+from pseudocoresets.methods.problem import Problem
 
 
 def descend(
@@ -41,9 +27,22 @@ def descend(
     return problem.run_chain(Langevin(step_size=step_size), start, points, steps, randomness, noisy=False)
 
 
-def gaussian_samples(centres: Tensor, count: int, sigma: float, randomness: Randomness) -> Tensor:
+def gaussian_samples(
+    points: Points, problem: Problem, centres: Tensor, count: int, sigma: float, randomness: Randomness
+) -> Tensor:
     """``count`` samples of N(centre, sigma^2 I) for each of the centres (chains, size), as (chains * count, size)."""
-    return perturbed(centres.repeat_interleave(count, 0), sigma, randomness)
+    return problem.perturbed(centres.repeat_interleave(count, 0), sigma, points, randomness)
+
+
+def phase_difference(
+    points: Points, problem: Problem, positive: Tensor, negative: Tensor, randomness: Randomness
+) -> Loss:
+    """mean_j E(x, theta+_j) - mean_j E(x, theta-_j), per datum, both under the same augmentation of x."""
+    x = problem.transformation(len(points.x), randomness)(points.x)
+    energies = problem.energies(torch.cat([positive, negative]).detach(), x, points)
+    up, down = energies[: len(positive)].mean(), energies[len(positive) :].mean()
+    terms = {"positive": up.detach(), "negative": down.detach()}
+    return Loss(up - down, terms, energies=tuple(terms))
 
 
 def energy_difference(
@@ -90,36 +89,6 @@ class GradientGatherer:
         return with_gradient(self._value if value is None else value, self._original, self._gradients)
 
 
-def with_gradient(value: Tensor, inputs: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Tensor:
-    """A scalar of this value whose gradient in each of ``inputs`` is the given one."""
-    total = value.detach()
-    for name, tensor in inputs.items():
-        total = total + ((tensor - tensor.detach()) * gradients[name]).sum()
-    return total
-
-
-def learned_tensors(points: Points) -> dict[str, Tensor]:
-    """The tensors of the points that a gradient is wanted for."""
-    named = {"x": points.x, "y": points.y, "weights": points.weights} | {
-        "extra." + name: value for name, value in points.hyperparameters.items()
-    }
-    return {name: tensor for name, tensor in named.items() if tensor.requires_grad}
-
-
-def detached_leaves(points: Points) -> Points:
-    """The same points apart from any graph, asking for a gradient where the originals do."""
-
-    def leaf(tensor: Tensor) -> Tensor:
-        return tensor.detach().requires_grad_(tensor.requires_grad)
-
-    return Points(
-        leaf(points.x),
-        leaf(points.y),
-        leaf(points.weights),
-        {name: leaf(value) for name, value in points.hyperparameters.items()},
-    )
-
-
 def covariance_loss(
     points: Points,
     problem: Problem,
@@ -155,6 +124,7 @@ def covariance_loss(
 
 def real_energies(
     problem: Problem,
+    method: str,
     samples: Tensor,
     batch_size: int,
     randomness: Randomness,
@@ -162,12 +132,9 @@ def real_energies(
     transformation: str | None = None,
 ) -> Tensor:
     """r_s = - mean over a batch of real data of log p(y | x, theta_s): (samples,), unbiased, without a graph."""
-    if problem.real_data is None:
-        raise InputError("This method needs the real data; give it to the problem.")
-    x, y = problem.real_data().batch(batch_size, randomness)
+    x, y = problem.real_batch(method, batch_size, randomness)
     x = _transformation_of_kind(problem, transformation, len(x), randomness)(x)
-    with torch.no_grad():
-        return torch.cat([_mean_energy(problem, group, x, y) for group in samples.split(at_once)])
+    return torch.cat([problem.real_energies(group, x, y) for group in samples.split(at_once)])
 
 
 def draw_kind(problem: Problem, wanted: bool, randomness: Randomness) -> str | None:
@@ -182,20 +149,6 @@ def require_at_least(method: str, **bounds: tuple[float, float]) -> None:
     wrong = [f"{name} >= {least:g} (got {value:g})" for name, (value, least) in bounds.items() if not value >= least]
     if wrong:
         raise InputError(f"{method} needs {', '.join(wrong)}.")
-
-
-def _mean_energy(problem: Problem, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    fast = problem.probabilities(thetas, x)
-    if fast is not None:
-        return -fast[:, torch.arange(len(y), device=y.device), y].clamp_min(SMALLEST_PROBABILITY).log().mean(-1)
-    total = torch.zeros(len(thetas), dtype=thetas.dtype, device=thetas.device)
-    for part in _parts(len(x), REAL_IMAGES_AT_ONCE):
-        total -= problem.energy.model.log_likelihood(thetas, x[part], y[part]).sum(-1)
-    return total / len(x)
-
-
-def _parts(count: int, size: int) -> Iterator[slice]:
-    return (slice(first, first + size) for first in range(0, count, size))
 
 
 def _transformation_of_kind(problem: Problem, kind: str | None, count: int, randomness: Randomness) -> Transformation:

@@ -7,19 +7,19 @@ For pi the full-data posterior, pi_x the coreset's and T their temperature, and 
 where sg stops the gradient. Both posteriors are taken to be Gaussian around the ends of two trajectories from the same
 place theta_s, an expert's snapshot:
 
-    pi    ~=  N(theta_{s + ahead}, sigma^2 I),     the expert, ``expert_epochs`` epochs later
+    pi    ~=  N(theta_{s + a}, sigma^2 I),         the expert, a = ``expert_epochs`` epochs later
     pi_x  ~=  N(theta_k, sigma^2 I),               k steps  theta <- theta - eta grad U(theta)  on the coreset
 
 and each expectation is an average over ``samples`` draws. The descent needs no graph, so memory does not grow with k.
 
-Defaults are those of the authors' code for ten images a class: 30 samples, sigma = 0.01, k = 30, eta = 0.03, one epoch
-ahead of a start before the 20th epoch. They also use SGD on the images with learning rate 1000 and momentum 0.5.
+Defaults are those of the authors' code for ten images per class: 30 samples, sigma = 0.01, k = 30, eta = 0.03, one
+epoch ahead of a start before the 20th epoch. They also use SGD on the images with learning rate 1000 and momentum 0.5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -27,16 +27,16 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.methods.estimator import (
     descend,
-    draw_pairs,
     energy_difference,
     gaussian_samples,
     require_at_least,
 )
-from pseudocoresets.methods.method import Hyperparameter, Loss, Problem
+from pseudocoresets.methods.method import GradientMethod, Loss
+from pseudocoresets.methods.problem import Problem
 
 
 @dataclass(frozen=True)
-class ForwardKL:
+class ForwardKL(GradientMethod):
     """S = ``samples`` Gaussian samples for each expectation, ``at_once`` of them in memory together."""
 
     expert_epochs: int = 1
@@ -47,6 +47,8 @@ class ForwardKL:
     samples: int = 30
     sigma: float = 0.01
     at_once: int = 10
+
+    name: ClassVar[str] = "fkl"
 
     def __post_init__(self) -> None:
         require_at_least(
@@ -59,16 +61,13 @@ class ForwardKL:
             at_once=(self.at_once, 1),
         )
 
-    def hyperparameters(self) -> Mapping[str, Hyperparameter]:
-        return {}
-
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         positive, negative = self.sample_phases(points, problem, randomness)
         return energy_difference(points, problem, positive, negative, randomness, self.at_once)
 
     def sample_phases(self, points: Points, problem: Problem, randomness: Randomness) -> tuple[Tensor, Tensor]:
         """Samples of the two Gaussians, each (chains * samples, parameters), without a graph."""
-        draw = draw_pairs(problem, "The forward KL", self.chains, self.max_start_epoch, self.expert_epochs, randomness)
+        draw = problem.draw("The forward KL", self.chains, self.max_start_epoch, self.expert_epochs, randomness)
         end = descend(points, problem, draw.start, self.steps, self.step_size, randomness)
-        positive = gaussian_samples(draw.later, self.samples, self.sigma, randomness)
-        return positive, gaussian_samples(end, self.samples, self.sigma, randomness)
+        positive = gaussian_samples(points, problem, draw.later, self.samples, self.sigma, randomness)
+        return positive, gaussian_samples(points, problem, end, self.samples, self.sigma, randomness)

@@ -2,21 +2,21 @@
 
     T grad_x KL(pi || pi_x) = grad_x { E_pi[ E(x, theta) ] - E_sg(pi_x)[ E(x, theta) ] } / n
 
-The full-data posterior pi is N(theta_{s + ahead}, sigma^2 I) around an expert, as in the Gaussian method. The
+The full-data posterior pi is N(theta_{s + a}, sigma^2 I) around an expert, as in the Gaussian method. The
 coreset's posterior pi_x is sampled: ``steps`` descent steps from theta_s find a mode, then HMC runs ``burn_in``
 trajectories that are dropped and ``samples`` that are kept, each with ``leapfrog_steps`` and accept or reject, at the
 posterior's own temperature T. One augmentation is drawn for the whole of HMC, because accepting needs one potential,
 and the two energies are compared under the same one.
 
 This is the direct route to the second expectation with which the contrastive-divergence paper compares its cost; it
-costs (burn_in + samples) * leapfrog_steps gradients on the coreset an iteration. The mean acceptance probability is
+costs (burn_in + samples) * leapfrog_steps gradients on the coreset per iteration. The mean acceptance probability is
 recorded, and tells whether ``step_size`` suits the problem (0.6 to 0.9 is usual).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -25,16 +25,16 @@ from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.kernels import HMC, run_chain
 from pseudocoresets.methods.estimator import (
     descend,
-    draw_pairs,
     energy_difference,
     gaussian_samples,
     require_at_least,
 )
-from pseudocoresets.methods.method import Hyperparameter, Loss, Problem
+from pseudocoresets.methods.method import GradientMethod, Loss
+from pseudocoresets.methods.problem import Problem
 
 
 @dataclass(frozen=True)
-class ForwardKLByHMC:
+class ForwardKLByHMC(GradientMethod):
     """``step_size`` is that of the leapfrog, ``descent_step_size`` that of the descent before it."""
 
     expert_epochs: int = 2
@@ -49,6 +49,8 @@ class ForwardKLByHMC:
     sigma: float = 0.001
     at_once: int = 10
 
+    name: ClassVar[str] = "fkl-hmc"
+
     def __post_init__(self) -> None:
         require_at_least(
             "The forward KL by HMC",
@@ -62,16 +64,13 @@ class ForwardKLByHMC:
         )
         HMC(self.step_size, self.leapfrog_steps)
 
-    def hyperparameters(self) -> Mapping[str, Hyperparameter]:
-        return {}
-
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
-        draw = draw_pairs(problem, "The forward KL", self.chains, self.max_start_epoch, self.expert_epochs, randomness)
+        draw = problem.draw("The forward KL", self.chains, self.max_start_epoch, self.expert_epochs, randomness)
         mode = descend(points, problem, draw.start, self.steps, self.descent_step_size, randomness)
         seen = replace(points, x=problem.transformation(len(points.x), randomness)(points.x))
-        plain = replace(problem, augmentation=None)
+        plain = problem.without_augmentation()
         negative, acceptance = self.sample_coreset(seen, plain, mode, randomness)
-        positive = gaussian_samples(draw.later, self.samples, self.sigma, randomness)
+        positive = gaussian_samples(points, problem, draw.later, self.samples, self.sigma, randomness)
         loss = energy_difference(seen, plain, positive, negative, randomness, self.at_once)
         return loss._replace(terms={**loss.terms, "acceptance": acceptance})
 
@@ -80,9 +79,10 @@ class ForwardKLByHMC:
     ) -> tuple[Tensor, Tensor]:
         """Samples (chains * samples, parameters) of the points' posterior, and the mean acceptance probability."""
         fixed = points.detached()
-        target = problem.energy.target(fixed.x, fixed.y, fixed.weights)
+        frame = problem.frame(fixed)
+        target = frame.energy.target(fixed.x, fixed.y, fixed.weights)
         kept = range(self.burn_in + 1, self.burn_in + self.samples + 1)
         kernel = HMC(self.step_size, self.leapfrog_steps)
-        chain = run_chain(kernel, start, target, kept[-1], randomness.device, kept)
+        chain = run_chain(kernel, frame.enter(start), target, kept[-1], randomness.device, kept)
         assert chain.acceptance is not None
-        return chain.kept.flatten(0, 1), chain.acceptance.mean()
+        return frame.leave(chain.kept.flatten(0, 1)), chain.acceptance.mean()

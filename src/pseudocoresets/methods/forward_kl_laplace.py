@@ -2,15 +2,15 @@
 
     T grad_x KL(pi || pi_x) = grad_x { E_pi[ E(x, theta) ] - E_sg(pi_x)[ E(x, theta) ] } / n
 
-The full-data posterior pi is N(theta_{s + ahead}, sigma^2 I) around an expert, as in the Gaussian method. The coreset's
+The full-data posterior pi is N(theta_{s + a}, sigma^2 I) around an expert, as in the Gaussian method. The coreset's
 posterior pi_x is Gaussian around a mode, with the curvature of the coreset's own energy there:
 
     theta_k:  k steps  theta <- theta - eta grad U(theta)  from theta_s        (the mode)
     pi_x  ~=  N(theta_k, P^-1),   P = (W A (x) G + I / s^2) / tau + I / laplace_sigma^2   layer by layer
 
 (see ``kronecker`` for the factors). ``laplace_sigma`` bounds the deviation where the coreset says nothing, as the extra
-precision of Ritter et al. (2018) does. Beside the descent, an iteration costs one backward pass a class and two
-eigendecompositions a layer, of the size of its inputs and of its outputs.
+precision of Ritter et al. (2018) does. Beside the descent, an iteration costs one backward pass per class and two
+eigendecompositions per layer, of the size of its inputs and of its outputs.
 
 Without published settings for this method (the contrastive-divergence paper reports its cost and accuracy only), the
 defaults are those of the Gaussian method.
@@ -18,8 +18,8 @@ defaults are those of the Gaussian method.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,18 +29,18 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.methods.estimator import (
     descend,
-    draw_pairs,
     energy_difference,
     gaussian_samples,
     require_at_least,
 )
 from pseudocoresets.methods.kronecker import Posterior, curvature
-from pseudocoresets.methods.method import Hyperparameter, Loss, Problem
+from pseudocoresets.methods.method import GradientMethod, Loss
+from pseudocoresets.methods.problem import Problem
 from pseudocoresets.models.classifier import Classifier
 
 
 @dataclass(frozen=True)
-class ForwardKLByLaplace:
+class ForwardKLByLaplace(GradientMethod):
     """S = ``samples`` samples for each expectation, ``at_once`` of them in memory together."""
 
     expert_epochs: int = 1
@@ -52,6 +52,8 @@ class ForwardKLByLaplace:
     sigma: float = 0.01
     laplace_sigma: float | None = 0.01
     at_once: int = 10
+
+    name: ClassVar[str] = "fkl-kfl"
 
     def __post_init__(self) -> None:
         require_at_least(
@@ -66,15 +68,12 @@ class ForwardKLByLaplace:
         if self.laplace_sigma is not None and not self.laplace_sigma > 0:
             raise InputError(f"The bound on the Laplace deviation must be positive or none; got {self.laplace_sigma}.")
 
-    def hyperparameters(self) -> Mapping[str, Hyperparameter]:
-        return {}
-
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
-        draw = draw_pairs(problem, "The forward KL", self.chains, self.max_start_epoch, self.expert_epochs, randomness)
+        draw = problem.draw("The forward KL", self.chains, self.max_start_epoch, self.expert_epochs, randomness)
         modes = descend(points, problem, draw.start, self.steps, self.step_size, randomness)
         seen = replace(points, x=problem.transformation(len(points.x), randomness)(points.x))
         negative = self.sample_coreset(seen, problem, modes, randomness)
-        positive = gaussian_samples(draw.later, self.samples, self.sigma, randomness)
+        positive = gaussian_samples(points, problem, draw.later, self.samples, self.sigma, randomness)
         return energy_difference(points, problem, positive, negative, randomness, self.at_once)
 
     def sample_coreset(self, points: Points, problem: Problem, modes: Tensor, randomness: Randomness) -> Tensor:

@@ -19,14 +19,13 @@ they come from the posterior itself: ``steps`` descent steps on the coreset find
 chains leave it for ``langevin_steps``. The descent starts from an expert's snapshot of at most
 ``max_start_epoch`` epochs; 0 is a fresh initialisation, and then, as in the original, no expert enters.
 
-Defaults are the authors' where they carry over: 100 samples (``projection_dim``), 200 real points a gradient, weights
+Defaults are the authors' where they carry over: 100 samples (``projection_dim``), 200 real points per gradient, weights
 learned (non-negative; here they also keep their sum, the size of the full data).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -40,15 +39,15 @@ from pseudocoresets.methods.estimator import (
     covariance_loss,
     descend,
     draw_kind,
-    draw_pairs,
     real_energies,
     require_at_least,
 )
-from pseudocoresets.methods.method import Hyperparameter, Loss, Problem
+from pseudocoresets.methods.method import GradientMethod, Loss
+from pseudocoresets.methods.problem import Problem
 
 
 @dataclass(frozen=True)
-class PseudocoresetVI:
+class PseudocoresetVI(GradientMethod):
     """S = ``samples`` posterior samples, and ``batch_size`` real points for the full data's log-likelihood."""
 
     max_start_epoch: int | None = 0
@@ -60,6 +59,7 @@ class PseudocoresetVI:
     siamese: bool = False
     at_once: int = 10
 
+    name: ClassVar[str] = "psvi"
     learns_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -72,22 +72,19 @@ class PseudocoresetVI:
             at_once=(self.at_once, 1),
         )
 
-    def hyperparameters(self) -> Mapping[str, Hyperparameter]:
-        return {}
-
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         if not problem.energy.temperature > 0:
             raise InputError("PSVI needs a positive temperature: its samples must differ.")
-        draw = draw_pairs(problem, "PSVI", 1, self.max_start_epoch, 0, randomness)
+        draw = problem.draw("PSVI", 1, self.max_start_epoch, 0, randomness)
         samples = self.sample_coreset(points, problem, draw.start, randomness)
         kind = draw_kind(problem, self.siamese, randomness)
-        real = real_energies(problem, samples, self.batch_size, randomness, self.at_once, kind)
+        real = real_energies(problem, "PSVI", samples, self.batch_size, randomness, self.at_once, kind)
         scale = problem.energy.data_size / problem.energy.temperature
         return covariance_loss(points, problem, samples, real, scale, randomness, self.at_once, kind)
 
     def sample_coreset(self, points: Points, problem: Problem, start: Tensor, randomness: Randomness) -> Tensor:
         """Samples (samples, parameters) of the coreset's posterior around the mode near ``start`` (1, size)."""
         mode = descend(points, problem, start, self.steps, self.step_size, randomness)
-        plain, kernel = replace(problem, augmentation=None), Langevin(self.step_size)
+        plain, kernel = problem.without_augmentation(), Langevin(self.step_size)
         groups = mode.expand(self.samples, -1).split(self.at_once)
         return torch.cat([plain.run_chain(kernel, group, points, self.langevin_steps, randomness) for group in groups])

@@ -15,7 +15,7 @@ the gradient of
 with the samples held fixed. As sigma goes to 0 this becomes  || grad_theta e(theta_k) - grad_theta r(theta_k) ||^2 / 2,
 which is gradient matching. r is estimated on a batch of real data, which leaves the gradient unbiased.
 
-Defaults are those of the authors' code for ten images a class: 30 samples (10 at one and twenty), sigma = 0.01,
+Defaults are those of the authors' code for ten images per class: 30 samples (10 at one and twenty), sigma = 0.01,
 1000 real images, k = 30, eta = 0.03, starts before the 20th epoch, no augmentation in the covariance (``siamese``
 applies one kind of augmentation to real and synthetic points alike). Their learning rate 1000 belongs to a
 gradient that is summed over the m points and not divided by sigma^2: here it is 1000 m sigma^2, 10 at ten
@@ -24,8 +24,8 @@ images in ten classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
@@ -34,16 +34,16 @@ from pseudocoresets.methods.estimator import (
     covariance_loss,
     descend,
     draw_kind,
-    draw_pairs,
     gaussian_samples,
     real_energies,
     require_at_least,
 )
-from pseudocoresets.methods.method import Hyperparameter, Loss, Problem
+from pseudocoresets.methods.method import GradientMethod, Loss
+from pseudocoresets.methods.problem import Problem
 
 
 @dataclass(frozen=True)
-class ReverseKL:
+class ReverseKL(GradientMethod):
     """S = ``samples`` Gaussian samples, and ``batch_size`` real points for the full data's energy."""
 
     max_start_epoch: int | None = 19
@@ -54,6 +54,8 @@ class ReverseKL:
     batch_size: int = 1000
     siamese: bool = False
     at_once: int = 10
+
+    name: ClassVar[str] = "rkl"
 
     def __post_init__(self) -> None:
         require_at_least(
@@ -66,13 +68,10 @@ class ReverseKL:
         if not self.sigma > 0:
             raise InputError(f"The reverse KL needs a positive sigma; got {self.sigma}.")
 
-    def hyperparameters(self) -> Mapping[str, Hyperparameter]:
-        return {}
-
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
-        draw = draw_pairs(problem, "The reverse KL", 1, self.max_start_epoch, 0, randomness)
+        draw = problem.draw("The reverse KL", 1, self.max_start_epoch, 0, randomness)
         end = descend(points, problem, draw.start, self.steps, self.step_size, randomness)
-        samples = gaussian_samples(end, self.samples, self.sigma, randomness)
+        samples = gaussian_samples(points, problem, end, self.samples, self.sigma, randomness)
         kind = draw_kind(problem, self.siamese, randomness)
-        real = real_energies(problem, samples, self.batch_size, randomness, self.at_once, kind)
+        real = real_energies(problem, "The reverse KL", samples, self.batch_size, randomness, self.at_once, kind)
         return covariance_loss(points, problem, samples, real, self.sigma**-2, randomness, self.at_once, kind)

@@ -8,20 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pseudocoresets.core.errors import InputError
 from pseudocoresets.models.networks.network import Network
+from pseudocoresets.models.prior import NormalPrior
 
 
 @dataclass(frozen=True)
-class Classifier:
+class Classifier(NormalPrior):
     """A network with a categorical likelihood and the prior N(0, prior_scale^2 I)."""
 
     network: Network
     prior_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not self.prior_scale > 0:
-            raise InputError(f"The prior scale must be positive; got {self.prior_scale}.")
 
     @property
     def size(self) -> int:
@@ -35,9 +31,6 @@ class Classifier:
             return (log_probabilities * y).sum(-1)
         index = y[..., None].expand(*log_probabilities.shape[:-1], 1)
         return log_probabilities.gather(-1, index).squeeze(-1)
-
-    def log_prior(self, theta: Tensor) -> Tensor:
-        return -theta.square().sum(-1) / (2 * self.prior_scale**2)
 
     def decay(self, data_size: int) -> float:
         """What the prior adds to grad U, per unit of theta: 1 / (s^2 n)."""

@@ -10,16 +10,52 @@ approximation at the mode. For a Gaussian posterior both are exact.
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import Gaussian, cholesky
 from pseudocoresets.core.points import FullData, Points, unit_weights
-from pseudocoresets.models.glm import Expectation, GaussianMean, LinearRegression, SmoothModel
+from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.source import Draw
+from pseudocoresets.models.expectation import Expectation, SmoothModel, check_data
 
 POINT_SCALE = 1e-4
 """Standard deviation, in units of the prior's or a posterior's, of the Gaussian that stands for a single point."""
+
+
+@dataclass(frozen=True)
+class GaussianFit:
+    """Draws of q, the Gaussian nearest to the full posterior; it is found once, when first asked for."""
+
+    model: SmoothModel
+    data: FullData
+
+    @property
+    def gaussian(self) -> Gaussian:
+        """q; some ten passes over the data."""
+        return self._timed[0]
+
+    @property
+    def seconds(self) -> float:
+        """What :attr:`gaussian` cost; it belongs to the price of every method that uses it."""
+        return self._timed[1]
+
+    @cached_property
+    def _timed(self) -> tuple[Gaussian, float]:
+        began = time.perf_counter()
+        check_data(self.model, self.data)
+        gaussian = fit_gaussian(self.model, self.data)
+        return gaussian, time.perf_counter() - began
+
+    def draw(self, count: int, max_start_epoch: int | None, expert_epochs: int, randomness: Randomness) -> Draw:
+        """Independent draws; ``later`` is ``start`` for no epochs, and independent of it for any."""
+        start = self.gaussian.sample(count, randomness.device)
+        return Draw(start, start if expert_epochs == 0 else self.gaussian.sample(count, randomness.device))
 
 
 @torch.no_grad()
@@ -70,7 +106,7 @@ def fit_gaussian(
     S_new^-1 = (1 - t) S^-1 + t E_q[grad^2 U],  mu_new = mu - t S_new E_q[grad U],   t = 1, 1/2, ... till the ELBO rises
     """
     q = start
-    if isinstance(model, GaussianMean | LinearRegression):
+    if model.has_gaussian_posterior:
         return _exact(model, data)
     if q is None:
         origin = torch.zeros(model.size, dtype=torch.float64)

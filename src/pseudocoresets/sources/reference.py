@@ -1,16 +1,12 @@
-"""The posterior that coresets are measured against, and the posteriors of coresets.
+"""The full posterior by long MCMC runs: what coresets are measured against.
 
 Mean and covariance are in closed form where there is one (a Gaussian mean, linear regression). The draws, and elsewhere
 mean and covariance too, are those of NUTS on all the data, in coordinates whitened by the nearest Gaussian, with R-hat
-below 1.01 checked. A reference is kept in a cache folder under the hash of
-model, data and settings.
+below 1.01 checked. A reference is kept in a cache folder under the fingerprint of model, data and settings.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import os
 import time
 from dataclasses import dataclass
@@ -22,28 +18,33 @@ from torch import Tensor
 
 from pseudocoresets._io.files import read_tensors, write_tensors
 from pseudocoresets.core.errors import DivergenceError, FileFormatError
+from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.gaussian import Gaussian
-from pseudocoresets.core.points import FullData, Points
+from pseudocoresets.core.points import FullData
 from pseudocoresets.core.progress import Progress
-from pseudocoresets.core.seeds import derive_seed, generator_for
-from pseudocoresets.core.targets import WhitenedTarget, all_points, posterior_target, whitened_target
-from pseudocoresets.methods.posterior_problem import PosteriorProblem
-from pseudocoresets.models.glm import GaussianMean, LinearRegression, SmoothModel
-from pseudocoresets.sources.gaussian_fit import find_mode, fit_gaussian
+from pseudocoresets.core.seeds import Randomness, derive_seed, generator_for
+from pseudocoresets.core.source import Draw
+from pseudocoresets.core.targets import WhitenedTarget, all_points, whitened_target
+from pseudocoresets.kernels import NUTS, AnyKernel, sample_chains
+from pseudocoresets.kernels.diagnostics import bulk_ess, rank_r_hat
+from pseudocoresets.models.expectation import SmoothModel
+from pseudocoresets.sources.gaussian_fit import GaussianFit
 
 LARGEST_R_HAT = 1.01
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 """Goes up when the same request would be answered by other draws."""
 MOST_DRAWS_FACTOR = 8
 """A reference whose chains do not agree is drawn again up to this many times longer."""
+OVERDISPERSION = 2.0
+"""Standard deviation of the chains' starts, in units of the nearest Gaussian's."""
 
 
 @dataclass(frozen=True)
-class PosteriorSample:
-    """Draws of a posterior, the Gaussian that describes it, and what they cost."""
+class ReferenceRun:
+    """Draws of a posterior, the Gaussian that describes it, and what they cost; also a source for methods."""
 
-    samples: Tensor
-    """(draws, size), all chains together"""
+    parameters: Tensor
+    """(chains, draws, size)"""
     gaussian: Gaussian
     """Exact where ``exact``, otherwise mean and covariance of the draws."""
     exact: bool
@@ -54,191 +55,114 @@ class PosteriorSample:
     seconds_per_draw: float
     divergences: int = 0
 
+    @property
+    def draws(self) -> Tensor:
+        """(draws, size), all chains together."""
+        return self.parameters.flatten(0, 1)
+
+    def draw(self, count: int, max_start_epoch: int | None, expert_epochs: int, randomness: Randomness) -> Draw:
+        """Draws of the run, picked at random; ``later`` is ``start`` for no epochs, and independent of it for any."""
+        start = self._picked(count, randomness)
+        return Draw(start, start if expert_epochs == 0 else self._picked(count, randomness))
+
+    def _picked(self, count: int, randomness: Randomness) -> Tensor:
+        draws, device = self.draws, randomness.device.device
+        return draws[torch.randint(len(draws), (count,), generator=randomness.device, device=device)]
+
     def summary(self) -> dict[str, Any]:
         numbers = {"r_hat": self.r_hat, "ess": self.ess, "divergences": self.divergences}
         times = {"seconds": self.seconds, "seconds_per_draw": self.seconds_per_draw}
-        return {"exact": self.exact, "draws": len(self.samples), **numbers, **times}
-
-
-@dataclass(frozen=True)
-class NutsPlan:
-    """How long and how wide to sample."""
-
-    draws: int = 1000
-    """Draws of each chain."""
-    warmup: int = 300
-    chains: int = 4
-
-
-def is_gaussian(model: SmoothModel) -> bool:
-    """Whether every posterior of the model is a Gaussian."""
-    return isinstance(model, GaussianMean | LinearRegression)
-
-
-def sample_posterior_of(
-    model: SmoothModel,
-    points: Points,
-    plan: NutsPlan | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> PosteriorSample:
-    """NUTS on the posterior of weighted points; the Gaussian is in closed form for Gaussian posteriors."""
-    target = whitened_target(model, points, fit_gaussian(model, points))
-    return _sample(model, target, plan or NutsPlan(), seed, progress)
+        return {"exact": self.exact, "draws": len(self.draws), **numbers, **times}
 
 
 def reference_posterior(
-    problem: PosteriorProblem,
-    plan: NutsPlan | None = None,
+    data: FullData,
+    model: SmoothModel,
+    draws: int = 1000,
+    warmup: int = 300,
+    chains: int = 4,
+    *,
     seed: int = 0,
     cache: str | os.PathLike[str] | None = None,
+    fit: GaussianFit | None = None,
     progress: Progress | None = None,
-) -> PosteriorSample:
-    """The full posterior, by NUTS with R-hat below 1.01; read from ``cache`` if it is there."""
-    plan = plan or NutsPlan()
-    path = None if cache is None else Path(cache) / f"{_content_hash(problem, plan, seed)}.safetensors"
-    if path is not None and path.is_file():
-        try:
-            return _load(path)
-        except FileFormatError:
-            path.unlink()
-    target = whitened_target(problem.model, all_points(problem.data), problem.approximation)
-    sample = _sample(problem.model, target, plan, seed, progress)
-    factor = 2
-    while sample.r_hat >= LARGEST_R_HAT and factor <= MOST_DRAWS_FACTOR:
-        longer = NutsPlan(factor * plan.draws, factor * plan.warmup, plan.chains)
-        sample = _sample(problem.model, target, longer, seed, progress)
+) -> ReferenceRun:
+    """The full posterior, by NUTS with R-hat below 1.01.
+
+    Args:
+        draws: Draws of each chain; up to eight times as many where the chains do not agree.
+        cache: A folder in which references are kept, known by the content of model, data and settings.
+        fit: The nearest Gaussian, where it is known already.
+    """
+    path = None
+    if cache is not None:
+        identity = fingerprint(model, *data.batches(), draws, warmup, chains, seed, CACHE_VERSION)
+        path = Path(cache) / f"{identity}.safetensors"
+        if path.is_file():
+            try:
+                return _load(path)
+            except FileFormatError:
+                path.unlink()
+    nearest = (fit or GaussianFit(model, data)).gaussian
+    target = whitened_target(model, all_points(data), nearest)
+    factor = 1
+    while True:
+        found = sample_whitened(model, target, NUTS(), factor * draws, factor * warmup, chains, seed, progress=progress)
+        if found.r_hat < LARGEST_R_HAT or factor == MOST_DRAWS_FACTOR:
+            break
         factor *= 2
-    if sample.r_hat >= LARGEST_R_HAT:
+    if not found.r_hat < LARGEST_R_HAT:
         raise DivergenceError(
-            f"The reference chains disagree (R-hat {sample.r_hat:.3f}, must be below {LARGEST_R_HAT}); "
+            f"The reference chains disagree (R-hat {found.r_hat:.3f}, must be below {LARGEST_R_HAT}); "
             "ask for more draws."
         )
     if path is not None:
-        _save(path, sample)
-    return sample
+        _save(path, found)
+    return found
 
 
-def _sample(
-    model: SmoothModel, target: WhitenedTarget, plan: NutsPlan, seed: int, progress: Progress | None
-) -> PosteriorSample:
-    from pseudocoresets.kernels.diagnostics import bulk_ess, rank_r_hat
-    from pseudocoresets.kernels.nuts import sample_nuts
-
+def sample_whitened(
+    model: SmoothModel,
+    target: WhitenedTarget,
+    kernel: AnyKernel,
+    draws: int,
+    warmup: int,
+    chains: int,
+    seed: int,
+    thin: int = 1,
+    progress: Progress | None = None,
+) -> ReferenceRun:
+    """A run of ``kernel`` in whitened coordinates from overdispersed starts, and what it says about itself."""
     nearest = target.gaussian
-    generator = generator_for(seed, "overdispersed starts")
-    starts = 2 * torch.randn(plan.chains, nearest.size, generator=generator, dtype=torch.float64)
+    noise = generator_for(seed, "overdispersed starts")
+    starts = OVERDISPERSION * torch.randn(chains, nearest.size, generator=noise, dtype=torch.float64)
     began = time.perf_counter()
-    run = sample_nuts(
-        target,
-        starts,
-        plan.draws,
-        plan.warmup,
-        derive_seed(seed, "nuts"),
-        metric="diagonal",
-        progress=progress,
-    )
+    run = sample_chains(kernel, target, starts, draws, warmup, derive_seed(seed, "nuts"), thin, progress)
     seconds = time.perf_counter() - began
-    draws = target.theta(run.samples.reshape(-1, nearest.size))
-    exact = is_gaussian(model)
-    return PosteriorSample(
-        draws,
-        nearest if exact else Gaussian.fit(draws),
+    parameters = target.theta(run.samples.flatten(0, 1)).unflatten(0, (chains, draws))
+    exact = model.has_gaussian_posterior
+    return ReferenceRun(
+        parameters,
+        nearest if exact else Gaussian.fit(parameters.flatten(0, 1)),
         exact,
         float(rank_r_hat(run.samples).max()),
         float(bulk_ess(run.samples).min()),
         seconds,
-        seconds / (plan.chains * (plan.draws + plan.warmup)),
+        seconds / (chains * (draws * thin + warmup)),
         int(run.divergences.sum()),
     )
 
 
-def gaussian_fit(
-    model: SmoothModel,
-    points: Points,
-    samples: int = 20000,
-    seed: int = 0,
-    plan: NutsPlan | None = None,
-) -> tuple[Gaussian, str]:
-    """Mean and covariance of a coreset's posterior, with little noise, and how they were found.
-
-    Importance sampling from the nearest Gaussian, which for a posterior that is nearly one beats any chain; where fewer
-    than a tenth of the draws count, NUTS by ``plan``.
-    """
-    nearest = fit_gaussian(model, points)
-    if is_gaussian(model):
-        return nearest, "exact"
-    wide = Gaussian(nearest.mean, 1.1 * nearest.covariance)
-    theta = wide.sample(samples, generator_for(seed, "importance sampling"))
-    with torch.no_grad():
-        joint = -torch.cat([posterior_target(model, points).potential(part) for part in theta.split(2000)])
-    weights = torch.softmax(joint - wide.log_density(theta), 0)
-    if float(weights.square().sum()) * samples < 10:
-        return Gaussian.fit(theta, weights), "importance sampling"
-    return sample_posterior_of(model, points, plan or NutsPlan(1000, 500, 4), seed).gaussian, "nuts"
+def _save(path: Path, run: ReferenceRun) -> None:
+    tensors = {"parameters": run.parameters, "mean": run.gaussian.mean, "covariance": run.gaussian.covariance}
+    write_tensors(path, tensors, run.summary())
 
 
-def laplace_fit(model: SmoothModel, data: FullData | Points) -> Gaussian:
-    """The Laplace approximation at the mode."""
-    return find_mode(model, data, torch.zeros(model.size, dtype=torch.float64))
-
-
-# --- the cache ------------------------------------------------------------------------------------
-
-
-def _content_hash(problem: PosteriorProblem, plan: NutsPlan, seed: int) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(_describe(problem.model).encode())
-    digest.update(json.dumps([plan.draws, plan.warmup, plan.chains, seed, CACHE_VERSION]).encode())
-    for x, y in problem.data.batches():
-        digest.update(x.contiguous().numpy().tobytes())
-        digest.update(y.contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def _describe(model: SmoothModel) -> str:
-    """A text that differs between models; functions count by their code, constants and what they enclose."""
-    fields = getattr(model, "__dataclass_fields__", {})
-    parts = [type(model).__qualname__]
-    for name in sorted(fields):
-        value = getattr(model, name)
-        parts.append(f"{name}={_describe_value(value)}")
-    return ";".join(parts)
-
-
-def _describe_value(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return hashlib.blake2b(value.contiguous().numpy().tobytes()).hexdigest()
-    code = getattr(value, "__code__", None)
-    if code is not None:
-        enclosed = [_describe_value(cell.cell_contents) for cell in getattr(value, "__closure__", None) or ()]
-        constants = [str(constant) for constant in code.co_consts if not hasattr(constant, "co_code")]
-        return f"{code.co_code.hex()}{code.co_names}{constants}{enclosed}"
-    return repr(value)
-
-
-def _save(path: Path, sample: PosteriorSample) -> None:
-    tensors = {"samples": sample.samples, "mean": sample.gaussian.mean, "covariance": sample.gaussian.covariance}
-    write_tensors(path, tensors, sample.summary())
-
-
-def _load(path: Path) -> PosteriorSample:
+def _load(path: Path) -> ReferenceRun:
     tensors, document = read_tensors(path)
+    names = ("exact", "r_hat", "ess", "seconds", "seconds_per_draw", "divergences")
     try:
-        return PosteriorSample(
-            tensors["samples"],
-            Gaussian(tensors["mean"], tensors["covariance"]),
-            document["exact"],
-            document["r_hat"],
-            document["ess"],
-            document["seconds"],
-            document["seconds_per_draw"],
-            document["divergences"],
-        )
+        gaussian = Gaussian(tensors["mean"], tensors["covariance"])
+        return ReferenceRun(tensors["parameters"], gaussian, *(document[name] for name in names))
     except KeyError as error:
         raise FileFormatError(f"'{path}' is not a cached reference: {error} is missing.") from None
-
-
-def finite_or_none(value: float) -> float | None:
-    """For JSON, which has no infinities."""
-    return value if math.isfinite(value) else None

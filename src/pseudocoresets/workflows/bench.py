@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pseudocoresets.backends import choose_backend
 from pseudocoresets.construction.learner import Learner
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
@@ -110,6 +111,7 @@ class _Bench:
     def __init__(self, scale: Scale, device: torch.device) -> None:
         self._scale = scale
         self._device = device
+        self._backend = choose_backend(device)
         fit_threads(scale.shape)
         self._data = _synthetic(scale)
         self._network = build_network(scale.network, scale.shape, 10)
@@ -155,15 +157,13 @@ class _Bench:
         """Images a second of SGD with augmentation, after warm-up."""
         scale, batch = self._scale, self._scale.expert_batch
         began = time.monotonic()
-        train_experts(self._data, self._network, 4, epochs=1, batch_size=batch, population=4, device=self._device)
+        self._train_experts(1)
         self._wait()
         warm_up = time.monotonic() - began
         epochs = 4 if self._device.type == "cuda" else 1
         with PeakMemory(self._device) as memory:
             began = time.monotonic()
-            train_experts(
-                self._data, self._network, 4, epochs=epochs, batch_size=batch, population=4, device=self._device
-            )
+            self._train_experts(epochs)
             self._wait()
         rate = self._expert_rate = 4 * epochs * scale.train_images / (time.monotonic() - began)
         reference = batch / (self._median(self._reference(batch, 10), 5) / 10 * 1e-3)
@@ -177,6 +177,18 @@ class _Bench:
             warm_up,
         )
 
+    def _train_experts(self, epochs: int) -> None:
+        train_experts(
+            self._data,
+            self._network,
+            4,
+            epochs=epochs,
+            batch_size=self._scale.expert_batch,
+            population=4,
+            device=self._device,
+            backend=self._backend,
+        )
+
     def evaluation(self, ipc: int) -> Measurement:
         """Cold evaluation: 5 chains, 20 samples each, predictions of the test data."""
         settings = ConstructionSettings(ipc=ipc)
@@ -184,7 +196,12 @@ class _Bench:
 
         def once() -> None:
             samples = sample_posterior(
-                coreset, chains=5, steps=self._scale.sampling_steps, samples=20, device=self._device
+                coreset,
+                chains=5,
+                steps=self._scale.sampling_steps,
+                samples=20,
+                device=self._device,
+                backend=self._backend,
             )
             samples.predict(self._data.test.images)
 
@@ -229,8 +246,9 @@ class _Bench:
         learner = Learner(Parameterisation(start.points), method, settings, self._device)
         problem = Problem(
             Energy(Classifier(self._network), self._scale.train_images),
-            experts=experts or self._random_experts(),
+            source=experts or self._random_experts(),
             augmentation=dsa(flippable=True),
+            backend=self._backend,
         )
         randomness = Randomness.for_purpose(0, "bench", device=self._device)
         return lambda: learner.step(method, problem, randomness)

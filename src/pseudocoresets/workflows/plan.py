@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pseudocoresets.construction.loop import build_method
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.data import FOLDER_PREFIX, find_entry
 from pseudocoresets.inference.sampling import PROTOCOLS
 from pseudocoresets.inference.settings import SamplingSettings
-from pseudocoresets.methods import METHODS
+from pseudocoresets.methods import METHODS, build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.networks import NETWORKS, parse_name
 from pseudocoresets.sources.experts import ExpertSettings
@@ -51,7 +50,7 @@ def make_plan(
     known_method(method)
     options = chosen.method_options(method) | dict(method_options or {})
     if method not in SELECTIONS:
-        build_method(method, options)
+        build_gradient_method(method, options)
     initialisation = {"initialisation": method} if method in SELECTIONS else {}
     own = {**(construction or {}), "ipc": ipc, "seed": seed}
     return Plan(

@@ -17,8 +17,6 @@ from pseudocoresets._io.files import require_writable_folder, write_json, write_
 from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
 from pseudocoresets.construction.loop import (
     Construction,
-    build_method,
-    needs_experts,
     network_for,
     run_construction,
 )
@@ -33,6 +31,7 @@ from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.evaluation import METRICS, EvaluationReport, evaluate, pooled
 from pseudocoresets.inference.sampling import sample_posterior
 from pseudocoresets.inference.settings import SamplingSettings
+from pseudocoresets.methods import build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS, require_class_size
 from pseudocoresets.models.networks import NetworkSpec
 from pseudocoresets.sources.experts import Experts, ExpertSettings, train_experts
@@ -85,7 +84,7 @@ class Plan:
         stages: tuple[Stage | Plan, ...] = (*self.before, self)
         learned = (stage for stage in stages if stage.method not in SELECTIONS)
         return self.protocol == "expert" or any(
-            needs_experts(build_method(stage.method, stage.method_options)) for stage in learned
+            build_gradient_method(stage.method, stage.method_options).needs_source for stage in learned
         )
 
     def with_seed(self, seed: int) -> Plan:
@@ -206,10 +205,10 @@ def construct_plan(
     )
     before, start = None, initial
     for number, stage in enumerate(plan.before if initial is None else (), 1):
-        method, checkpoint = build_method(stage.method, stage.method_options), files.checkpoint_before(number)
+        method, checkpoint = build_gradient_method(stage.method, stage.method_options), files.checkpoint_before(number)
         made = run(stage.method, method, stage.construction, checkpoint=checkpoint, initial=start)
         before, start = replace(made, before=before), made.coreset
-    method = build_method(plan.method, plan.method_options)
+    method = build_gradient_method(plan.method, plan.method_options)
     made = run(plan.method, method, plan.construction, checkpoint=files.checkpoint, initial=start)
     return replace(made, before=before)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import time
@@ -16,10 +17,13 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import derive_seed
 from pseudocoresets.data.tables import PosteriorData
-from pseudocoresets.evaluation.distances import Distances, log_predictive, posterior_distances, thin
-from pseudocoresets.methods.posterior_problem import PosteriorProblem
-from pseudocoresets.methods.solvers import METHODS
-from pseudocoresets.sources.reference import NutsPlan, PosteriorSample, reference_posterior, sample_posterior_of
+from pseudocoresets.evaluation.distances import Distances, distance, log_predictive, thin
+from pseudocoresets.inference.models import sample_model_posterior
+from pseudocoresets.methods import METHODS, Problem, Solver, row_problem
+from pseudocoresets.sources.gaussian_fit import GaussianFit
+from pseudocoresets.sources.reference import ReferenceRun, reference_posterior
+
+CHAINS = 4
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Study:
     """All rows, the reference they are measured against, and the distance between two runs of it."""
 
     data: PosteriorData
-    reference: PosteriorSample
+    reference: ReferenceRun
     noise_floor: Distances
     rows: tuple[StudyRow, ...]
     coresets: dict[tuple[str, int, int], Points] = field(default_factory=dict)
@@ -66,12 +70,11 @@ class Study:
         return {m: {s: statistics.median(v) for s, v in sizes.items()} for m, sizes in table.items()}
 
     def as_json(self) -> dict[str, Any]:
-        problem = self.data.problem
         return {
             "data": self.data.name,
             "model": self.data.model_name,
-            "points": problem.data_size,
-            "parameters": problem.model.size,
+            "points": len(self.data.rows),
+            "parameters": self.data.model.size,
             "reference": self.reference.summary(),
             "noise_floor": self.noise_floor.as_json(),
             "rows": [row.as_json() | {"speed_up": self.speed_up(row) if row.distances else None} for row in self.rows],
@@ -99,60 +102,81 @@ def run_study(
     methods: Sequence[str],
     sizes: Sequence[int],
     seeds: Sequence[int] = (0,),
-    plan: NutsPlan | None = None,
+    draws: int = 1000,
+    warmup: int | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Study:
-    """Build every coreset, sample its posterior and measure the distance to the full one."""
-    check_request(data.problem, methods, sizes)
-    plan = plan or NutsPlan()
-    reference = reference_posterior(data.problem, plan, 0, cache, progress)
-    again = reference_posterior(data.problem, plan, 1, cache, progress)
-    floor = posterior_distances(reference, again, data.problem.model, data.held_out)
+    """Build every coreset, sample its posterior and measure the distance to the full one.
+
+    Args:
+        draws: NUTS draws of each of the four chains.
+        warmup: Steps before them; a third as many, at least 150, unless given.
+        cache: A folder in which references are kept.
+    """
+    check_request(data, methods, sizes)
+    length = (draws, warmup or max(150, draws // 3))
+    fit = GaussianFit(data.model, data.rows)
+    reference, again = (
+        reference_posterior(data.rows, data.model, *length, CHAINS, seed=seed, cache=cache, fit=fit, progress=progress)
+        for seed in (0, 1)
+    )
+    floor = distance(again, reference, data.model, data.held_out)
+    problem = row_problem(data.model, data.rows, fit)
     rows, coresets = [], {}
     with task(progress or Silent(), "coresets", len(methods) * len(sizes) * len(seeds)) as shown:
-        for method in methods:
-            for size in sizes:
-                for seed in seeds:
-                    row, points = _measure(data, reference, method, size, seed, plan)
-                    rows.append(row)
-                    if points is not None:
-                        coresets[method, size, seed] = points
-                    shown.advance(note=f"{method} {size}")
+        for method, size, seed in itertools.product(methods, sizes, seeds):
+            row, points = _measure(data, problem, fit, reference, method, size, seed, length)
+            rows.append(row)
+            if points is not None:
+                coresets[method, size, seed] = points
+            shown.advance(note=f"{method} {size}")
     return Study(data, reference, floor, tuple(rows), coresets)
 
 
-def check_request(problem: PosteriorProblem, methods: Sequence[str], sizes: Sequence[int]) -> None:
+def check_request(data: PosteriorData, methods: Sequence[str], sizes: Sequence[int]) -> None:
     if not methods or not sizes:
         raise InputError("Name at least one method and one size.")
     for name in methods:
         METHODS[name]
     for size in sizes:
-        if not 1 <= size <= problem.data_size:
-            raise InputError(f"Sizes must lie between 1 and {problem.data_size}, the number of data; got {size}.")
+        if not 1 <= size <= len(data.rows):
+            raise InputError(f"Sizes must lie between 1 and {len(data.rows)}, the number of data; got {size}.")
 
 
-def full_predictive(data: PosteriorData, reference: PosteriorSample) -> float:
+def full_predictive(data: PosteriorData, reference: ReferenceRun) -> float:
     """Mean log predictive density of the held-out data under the full posterior."""
-    return log_predictive(data.problem.model, thin(reference.samples), *data.held_out)
+    return log_predictive(data.model, thin(reference.draws), *data.held_out)
 
 
 def _measure(
-    data: PosteriorData, reference: PosteriorSample, method: str, size: int, seed: int, plan: NutsPlan
+    data: PosteriorData,
+    problem: Problem,
+    fit: GaussianFit,
+    reference: ReferenceRun,
+    method: str,
+    size: int,
+    seed: int,
+    length: tuple[int, int],
 ) -> tuple[StudyRow, Points | None]:
-    problem, entry = data.problem, METHODS[method]
+    entry = METHODS[method]()
+    price = fit.seconds if entry.needs_source else 0.0
     began = time.perf_counter()
     try:
-        if entry.uses_approximation:
-            problem.approximation  # noqa: B018
-            began = time.perf_counter() - problem.approximation_seconds
-        points = entry.build(problem, size, seed)
-        seconds = time.perf_counter() - began
+        points = _build(entry, problem, size, seed)
+        seconds = time.perf_counter() - began + price
         own_seed = derive_seed(seed, "coreset posterior", method, size)
-        sample = sample_posterior_of(problem.model, points, plan, own_seed)
+        samples = sample_model_posterior(
+            points, data.model, "nuts", CHAINS, samples=length[0], warmup=length[1], seed=own_seed
+        )
     except PseudocoresetsError as error:
-        return StudyRow(
-            method, size, seed, None, time.perf_counter() - began, float("nan"), float("nan"), str(error)
-        ), None
-    distances = posterior_distances(reference, sample, problem.model, data.held_out)
-    return StudyRow(method, size, seed, distances, seconds, sample.seconds_per_draw, sample.r_hat), points
+        nan = float("nan")
+        return StudyRow(method, size, seed, None, time.perf_counter() - began, nan, nan, str(error)), None
+    distances = distance(samples, reference, data.model, data.held_out)
+    return StudyRow(method, size, seed, distances, seconds, samples.seconds_per_draw, samples.r_hat), points
+
+
+def _build(method: object, problem: Problem, size: int, seed: int) -> Points:
+    if isinstance(method, Solver):
+        return method.solve(problem, size, seed)
+    raise NotImplementedError

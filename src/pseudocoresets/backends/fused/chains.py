@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends.fused.convnet import EnergyGradient, Layout
+from pseudocoresets.backends.fused.convnet import EnergyGradient
 from pseudocoresets.backends.fused.head import update
+from pseudocoresets.backends.fused.layout import Layout
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
 from pseudocoresets.data.augmentation import Augmentation

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends.fused.convnet import EnergyGradient, Layout
+from pseudocoresets.backends.fused.convnet import EnergyGradient
+from pseudocoresets.backends.fused.layout import Layout
 
 
 class ImageEnergies(torch.autograd.Function):
@@ -17,12 +18,12 @@ class ImageEnergies(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, thetas: Tensor, y: Tensor, factors: Tensor, layout: Layout, workspace: EnergyGradient
     ) -> Tensor:
-        compact_x = x.detach().to(torch.bfloat16, memory_format=torch.channels_last)
+        compact_x = x.detach().to(workspace.dtype, memory_format=torch.channels_last)
         energies = torch.empty(len(thetas), len(x), device=x.device)
         gradients = []
         for theta, row in zip(thetas, energies, strict=True):
             ordered = theta[layout.order]
-            gradient = workspace.input_gradient(ordered, ordered.bfloat16(), compact_x, y, factors, row)
+            gradient = workspace.input_gradient(ordered, ordered.to(workspace.dtype), compact_x, y, factors, row)
             gradients.append(gradient)
         ctx.save_for_backward(torch.stack(gradients))
         return energies.sum(1)

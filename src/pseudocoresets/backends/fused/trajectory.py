@@ -17,17 +17,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pseudocoresets.backends.fused.adjoint import probe_places, pull_back, set_probes
 from pseudocoresets.backends.fused.chains import aligned_rows, cudnn_benchmark
-from pseudocoresets.backends.fused.convnet import EnergyGradient, Layout
-from pseudocoresets.backends.fused.costate import probe_places, pull_back, set_probes
+from pseudocoresets.backends.fused.convnet import EnergyGradient
 from pseudocoresets.backends.fused.head import update
-from pseudocoresets.core.state import Costate, Motion
+from pseudocoresets.backends.fused.layout import Layout
+from pseudocoresets.core.state import AdjointState, Motion
 
 
 class BlockAdjoint(NamedTuple):
-    """What one block of the adjoint gives: lambda before it, dL/deta, and dL/dx_t and dL/dy_t for each of its steps."""
+    """What one block of the adjoint gives: its state before the block, dL/deta, and dL/dx_t and dL/dy_t by step."""
 
-    costate: Costate
+    before: AdjointState
     images: Tensor
     step_size: Tensor
     labels: Tensor | None
@@ -53,12 +54,12 @@ class CapturedTrajectory:
         self._places = probe_places(wide, probes)
         channels, height, width = image_shape
         float32 = torch.float32
-        self._theta, self._velocity, self._gradient, self._costate, self._pull = (
+        self._theta, self._velocity, self._gradient, self._adjoint, self._pull = (
             aligned_rows(1, wide.size, device, float32)[0] for _ in range(5)
         )
         self._compact = aligned_rows(1, wide.size, device, dtype)[0]
         self._path = aligned_rows(steps + 1, wide.size, device, float32)
-        self._probes, self._slopes = (aligned_rows(1, probes.size, device, float32)[0] for _ in range(2))
+        self._probes, self._probe_gradients = (aligned_rows(1, probes.size, device, float32)[0] for _ in range(2))
         self._compact_probes = aligned_rows(1, probes.size, device, dtype)[0]
         self._x = torch.zeros(steps, images, height, width, channels, device=device, dtype=dtype)
         self._dx = torch.zeros(steps, images, channels, height, width, device=device)
@@ -67,7 +68,7 @@ class CapturedTrajectory:
         self._dy = torch.zeros_like(self._y) if soft_labels else None
         self._factors = torch.zeros(steps, images, device=device)
         self._energies = torch.zeros(images * 2 * chains, device=device)
-        self._rates, self._reaches = torch.zeros(4, device=device), torch.ones(2 * chains, device=device)
+        self._rates, self._spacings = torch.zeros(4, device=device), torch.ones(2 * chains, device=device)
         self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
         self._dstep = torch.zeros((), device=device)
         self._descent = EnergyGradient(wide, images, device, dtype)
@@ -95,16 +96,16 @@ class CapturedTrajectory:
         self._forwards.replay()
         return Motion(self._in_order(self._theta, start.position), self._in_order(self._velocity, start.position))
 
-    def backwards(self, costate: Costate, reach: Tensor) -> BlockAdjoint:
-        """The adjoint of the block that ``forwards`` ran last, with an h = ``reach`` for each chain."""
-        self._costate.copy_(costate.position.flatten()[self._layout.order])
-        self._pull.copy_(costate.pull.flatten()[self._layout.order])
-        torch.cat([reach, -reach], out=self._reaches)
-        self._difference.signs.copy_(1 / (2 * self._reaches))
+    def backwards(self, state: AdjointState, spacing: Tensor) -> BlockAdjoint:
+        """The adjoint of the block that ``forwards`` ran last, with an h = ``spacing`` for each chain."""
+        self._adjoint.copy_(state.adjoint.flatten()[self._layout.order])
+        self._pull.copy_(state.pull.flatten()[self._layout.order])
+        torch.cat([spacing, -spacing], out=self._spacings)
+        self._difference.signs.copy_(1 / (2 * self._spacings))
         self._backwards.replay()
         eta = self._rates[0]
         labels = None if self._dy is None else self._dy * -eta
-        before = Costate(*(self._in_order(each, costate.position) for each in (self._costate, self._pull)))
+        before = AdjointState(*(self._in_order(each, state.adjoint) for each in (self._adjoint, self._pull)))
         return BlockAdjoint(before, self._dx * -eta, self._dstep.clone(), labels)
 
     def _in_order(self, values: Tensor, like: Tensor) -> Tensor:
@@ -127,20 +128,24 @@ class CapturedTrajectory:
     def _adjoint_step(self, step: int) -> None:
         """One step back; ``_dx`` and ``_dy`` get what is still to be multiplied by -eta."""
         theta, following = self._path[step], self._path[step + 1]
-        set_probes(theta, self._pull, self._reaches, self._places, self._probes, self._compact_probes, self._slopes)
+        set_probes(
+            theta, self._pull, self._spacings, self._places, self._probes, self._compact_probes, self._probe_gradients
+        )
         self._difference.accumulate_both(
             self._probes,
             self._compact_probes,
             self._images(step),
             self._y[step],
             self._factors[step],
-            self._slopes,
+            self._probe_gradients,
             self._energies,
             self._dx[step],
         )
         if self._dy is not None:
             self._dy[step] = self._difference.label_gradient()
-        pull_back(theta, following, self._costate, self._pull, self._rates, self._slopes, self._places, self._dstep)
+        pull_back(
+            theta, following, self._adjoint, self._pull, self._rates, self._probe_gradients, self._places, self._dstep
+        )
 
     def _images(self, step: int) -> Tensor:
         return self._x[step].movedim(-1, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 
@@ -11,18 +13,22 @@ from pseudocoresets.data.dataset import Split
 
 
 def require_class_size(train: Split, ipc: int) -> Tensor:
-    """The size of each class, of which none may be smaller than ``ipc``."""
-    counts = torch.bincount(train.labels)
-    if not 1 <= ipc <= int(counts.min()):
-        raise InputError(
-            f"Images per class must lie between 1 and {int(counts.min())}, the size of the smallest class; got {ipc}."
-        )
-    return counts
+    """The size of each class; ``ipc`` must be at least 1."""
+    if ipc < 1:
+        raise InputError(f"Images per class must be at least 1; got {ipc}.")
+    return torch.bincount(train.labels)
 
 
 def random_per_class(train: Split, ipc: int, seed: int) -> Tensor:
-    """Indices of ``ipc`` random images of each class, class by class."""
+    """Indices of ``ipc`` random images of each class, or of all where a class has fewer, class by class."""
     counts = require_class_size(train, ipc)
+    small = int((counts < ipc).sum())
+    if small:
+        warnings.warn(
+            f"{small} of {len(counts)} classes have fewer than {ipc} images, the smallest {int(counts.min())}; "
+            "all of theirs are taken.",
+            stacklevel=2,
+        )
     generator = generator_for(seed, "random images")
     chosen = []
     for label in range(len(counts)):

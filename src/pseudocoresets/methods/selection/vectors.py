@@ -14,14 +14,24 @@ without any sampling; for the Gaussian mean the two terms are exact. Other model
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.seeds import generator_for
-from pseudocoresets.models.glm import GaussianMean, LinearPredictorModel, SmoothModel
+from pseudocoresets.models.expectation import SmoothModel
+from pseudocoresets.models.glm import LinearPredictorModel
+
+
+@runtime_checkable
+class VectorModel(Protocol):
+    """A model whose log-likelihoods are vectors in closed form."""
+
+    def likelihood_vectors(self, q: Gaussian, x: Tensor) -> Tensor:
+        """(n, dimension) with rows f_i such that f_i . f_j = Cov_q[log p(y_i | x_i), log p(y_j | x_j)]."""
+        ...
 
 
 class LikelihoodVectors(Protocol):
@@ -104,13 +114,8 @@ def likelihood_vectors(
         if isinstance(model, LinearPredictorModel):
             slopes, bends = model.expected_slopes(q, x, y)
             return LinearPredictorVectors(slopes, bends, x @ q.factor)
-        if isinstance(model, GaussianMean):
-            factor = q.factor if model.covariance is None else model.precision @ q.factor
-            bend = 0.5 * (q.factor.T @ factor).square().sum()
-            # One product and one sum: [(x - mean) factor, constant] without copies of x.
-            matrix = x @ torch.cat([factor, torch.zeros_like(factor[:, :1])], 1)
-            matrix += torch.cat([-q.mean @ factor, bend.sqrt()[None]])
-            return ExplicitVectors(matrix)
+        if isinstance(model, VectorModel):
+            return ExplicitVectors(model.likelihood_vectors(q, x))
         theta = q.sample(samples, generator_for(seed, "likelihood vectors"))
         values = model.log_likelihood(theta, x, y)
         return ExplicitVectors(((values - values.mean(0)) / (samples - 1) ** 0.5).T.contiguous())

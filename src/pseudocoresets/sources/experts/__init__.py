@@ -1,7 +1,7 @@
 """Trajectories of training on the full data, which stand for samples of its posterior."""
 
+from pseudocoresets.core.source import Draw
 from pseudocoresets.sources.experts.store import (
-    Draw,
     Experts,
     ExpertSettings,
     ExpertStore,

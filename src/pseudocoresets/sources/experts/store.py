@@ -21,6 +21,7 @@ from pseudocoresets._io.files import make_folder, read_json, write_json, write_t
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.source import Draw
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.models.networks import Network, from_spec, spec_from_json
 
@@ -51,14 +52,6 @@ class TrainedOn(NamedTuple):
 
     name: str
     fingerprint: str
-
-
-class Draw(NamedTuple):
-    """Pairs of snapshots of the same experts, each (count, parameters)."""
-
-    start: Tensor
-    later: Tensor
-    """``expert_epochs`` epochs after ``start``."""
 
 
 class Trajectory(Protocol):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from pseudocoresets.backends.fused import block_length, default_accelerator
+from pseudocoresets.backends import Backend, ChainRunner, choose_backend
 from pseudocoresets.core.devices import device_memory_error, resolve_device
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.progress import Progress, Silent, task
@@ -21,11 +18,8 @@ from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.models.networks import AnyNetwork, Network, as_network
 from pseudocoresets.sources.experts.store import Experts, ExpertSettings, ExpertStore, TrainedOn
 
-if TYPE_CHECKING:
-    from pseudocoresets.backends.fused.chains import CapturedChains
-
 IMAGES_PER_BLOCK = 20_000
-"""Images that are augmented at once on the fast path."""
+"""The most images that are augmented at once."""
 
 
 def train_experts(
@@ -42,6 +36,7 @@ def train_experts(
     seed: int = 0,
     population: int | None = None,
     device: str | torch.device = "auto",
+    backend: Backend | None = None,
     progress: Progress | None = None,
 ) -> Experts:
     """Train ``count`` experts, or those of them that the folder ``out`` does not hold yet.
@@ -61,7 +56,8 @@ def train_experts(
     in_memory: dict[int, Tensor] = {}
     keep = in_memory.__setitem__ if store is None else store.add
     if todo:
-        trainer = _Trainer(data, network, settings, resolve_device(device))
+        where = resolve_device(device)
+        trainer = _Trainer(data, network, settings, where, backend or choose_backend(where))
         with task(progress or Silent(), f"experts on {data.name}", len(todo) * epochs) as shown:
             for numbers in _groups(todo, population or trainer.default_population):
                 for number, trajectory in zip(numbers, trainer.train_in_parts(numbers, shown), strict=True):
@@ -74,10 +70,13 @@ def train_experts(
 class _Trainer:
     """The full data on the device, and SGD on it for a population of parameter sets."""
 
-    def __init__(self, data: Dataset, network: Network, settings: ExpertSettings, device: torch.device) -> None:
+    def __init__(
+        self, data: Dataset, network: Network, settings: ExpertSettings, device: torch.device, backend: Backend
+    ) -> None:
         self._network = network
         self._settings = settings
         self._device = device
+        self._backend = backend
         self._images = data.transform(data.train.images.to(device))
         self._labels = data.train.labels.to(device)
         self._augmentation: Augmentation | None = dsa(data.flippable) if settings.augment else None
@@ -105,8 +104,14 @@ class _Trainer:
         )
         randomness = Randomness.for_purpose(seed, "expert training", *numbers, device=self._device)
         snapshots = [theta.cpu()]
-        epochs = self._captured_epochs(theta, randomness) or self._plain_epochs(theta, randomness)
-        for epoch, theta in enumerate(epochs, 1):
+        batch, steps = self._settings.batch_size, self._steps_per_epoch
+        runner = self._backend.chains(
+            self._network, self._device, len(theta), batch, steps, False, False, IMAGES_PER_BLOCK
+        )
+        runner.set_position(theta)
+        runner.set_rates(Rates(self._settings.learning_rate, momentum=self._settings.momentum))
+        for epoch in range(1, self._settings.epochs + 1):
+            theta = self._epoch(runner, randomness)
             if not torch.isfinite(theta).all():
                 raise DivergenceError(
                     f"Expert training diverged in epoch {epoch} at learning rate {self._settings.learning_rate}; "
@@ -116,34 +121,13 @@ class _Trainer:
             progress.advance(len(numbers))
         return list(torch.stack(snapshots, 1))
 
-    def _plain_epochs(self, theta: Tensor, randomness: Randomness) -> Iterator[Tensor]:
-        """The parameters after each epoch."""
-        velocity = torch.zeros_like(theta)
-        for _ in range(self._settings.epochs):
-            for batch in self._batches(len(theta), randomness).unbind(1):
-                theta, velocity = self._sgd_step(theta, velocity, batch, randomness)
-            yield theta
-
-    def _captured_epochs(self, theta: Tensor, randomness: Randomness) -> Iterator[Tensor] | None:
-        """The same on the fast path, or None where it does not apply."""
-        batch = self._settings.batch_size
-        steps = block_length(self._steps_per_epoch, batch * len(theta), IMAGES_PER_BLOCK)
-        runner = default_accelerator().chains_for(
-            self._network, self._device, len(theta), batch, steps, soft=False, shared=False
-        )
-        if runner is None:
-            return None
-        runner.set_position(theta)
-        runner.set_rates(Rates(self._settings.learning_rate, momentum=self._settings.momentum))
-        return self._run_captured(runner, randomness)
-
-    def _run_captured(self, runner: CapturedChains, randomness: Randomness) -> Iterator[Tensor]:
+    def _epoch(self, runner: ChainRunner, randomness: Randomness) -> Tensor:
+        """The parameters after one more pass over the data."""
         factors = torch.full((self._settings.batch_size,), 1 / self._settings.batch_size, device=self._device)
-        for _ in range(self._settings.epochs):
-            for block in self._batches(runner.chains, randomness).split(runner.steps, 1):
-                runner.set_labels(self._labels[block], factors)
-                runner.run_block(self._images[block], self._augmentation, randomness)
-            yield runner.position()
+        for block in self._batches(runner.chains, randomness).split(runner.steps, 1):
+            runner.set_labels(self._labels[block], factors)
+            runner.run_block(self._images[block], self._augmentation, randomness)
+        return runner.position()
 
     @property
     def _steps_per_epoch(self) -> int:
@@ -156,20 +140,6 @@ class _Trainer:
         wanted = self._steps_per_epoch * self._settings.batch_size
         repeats = -(-wanted // order.shape[1])
         return order.repeat(1, repeats)[:, :wanted].view(experts, self._steps_per_epoch, -1)
-
-    def _sgd_step(
-        self, theta: Tensor, velocity: Tensor, batch: Tensor, randomness: Randomness
-    ) -> tuple[Tensor, Tensor]:
-        images, labels = self._images[batch], self._labels[batch]
-        if self._augmentation is not None:
-            transformation = self._augmentation.draw(batch.numel(), randomness)
-            images = transformation(images.flatten(0, 1)).view_as(images)
-        theta = theta.detach().requires_grad_()
-        logits = self._network.logits(theta, images)
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten()) * len(theta)
-        (gradient,) = torch.autograd.grad(loss, theta)
-        velocity = self._settings.momentum * velocity + gradient
-        return theta.detach() - self._settings.learning_rate * velocity, velocity
 
 
 def _groups(numbers: list[int], size: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Triton kernels for the adjoint of descents: where their gradients are taken, and what these do to the costates.
+"""Triton kernels for the adjoint of descents: where their gradients are taken, and what these do to the adjoints.
 
 Each of N chains needs two gradients, at theta + h q and at theta - h q, with an h of its own. All 2 N are those of one
 wide network (``Layout.widened``), whose gradients are multiplied where they begin, at the classifier, by 1 / (2 h) and
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pseudocoresets.backends.fused.convnet import Layout
+from pseudocoresets.backends.fused.layout import Layout
 
 BLOCK = 1024
 
@@ -45,63 +45,63 @@ def probe_places(chains: Layout, probes: Layout) -> ProbePlaces:
 
 
 @triton.jit
-def _set_probes(theta, pull, reaches, source, probe, probes, compact, slopes, size, block: tl.constexpr):
+def _set_probes(theta, pull, spacings, source, probe, probes, compact, gradients, size, block: tl.constexpr):
     """theta + (+- h) q for all probes, in both precisions; the gradients that follow start at zero."""
     index = tl.program_id(0) * block + tl.arange(0, block)
     mask = index < size
     j = tl.load(source + index, mask=mask, other=0)
-    away = tl.load(reaches + tl.load(probe + index, mask=mask, other=0), mask=mask, other=0.0)
+    away = tl.load(spacings + tl.load(probe + index, mask=mask, other=0), mask=mask, other=0.0)
     place = tl.load(theta + j, mask=mask, other=0.0) + away * tl.load(pull + j, mask=mask, other=0.0)
     tl.store(probes + index, place, mask=mask)
     tl.store(compact + index, place.to(compact.dtype.element_ty), mask=mask)
-    tl.store(slopes + index, tl.zeros((block,), dtype=tl.float32), mask=mask)
+    tl.store(gradients + index, tl.zeros((block,), dtype=tl.float32), mask=mask)
 
 
 @triton.jit
-def _pull_back(theta, following, costate, pull, rates, slopes, upper, lower, dstep, size, block: tl.constexpr):
+def _pull_back(theta, following, adjoint, pull, rates, gradients, upper, lower, dstep, size, block: tl.constexpr):
     """lambda <- lambda - eta (D[g] + decay q);  q <- lambda + mu q;  dL/deta -= <v_{t+1}, lambda>, the one before."""
     j = tl.program_id(0) * block + tl.arange(0, block)
     mask = j < size
     eta = tl.load(rates)
-    before = tl.load(costate + j, mask=mask, other=0.0)
+    before = tl.load(adjoint + j, mask=mask, other=0.0)
     moved = tl.load(theta + j, mask=mask, other=0.0) - tl.load(following + j, mask=mask, other=0.0)
     tl.atomic_add(dstep, -tl.sum(moved * before, 0) / eta, sem="relaxed")
-    above = tl.load(slopes + tl.load(upper + j, mask=mask, other=0), mask=mask, other=0.0)
-    below = tl.load(slopes + tl.load(lower + j, mask=mask, other=0), mask=mask, other=0.0)
+    above = tl.load(gradients + tl.load(upper + j, mask=mask, other=0), mask=mask, other=0.0)
+    below = tl.load(gradients + tl.load(lower + j, mask=mask, other=0), mask=mask, other=0.0)
     pulled = tl.load(pull + j, mask=mask, other=0.0)
     after = before - eta * (above + below + tl.load(rates + 1) * pulled)
-    tl.store(costate + j, after, mask=mask)
+    tl.store(adjoint + j, after, mask=mask)
     tl.store(pull + j, after + tl.load(rates + 3) * pulled, mask=mask)
 
 
 def set_probes(
     theta: Tensor,
     pull: Tensor,
-    reaches: Tensor,
+    spacings: Tensor,
     places: ProbePlaces,
     probes: Tensor,
     compact: Tensor,
-    slopes: Tensor,
+    gradients: Tensor,
 ) -> None:
-    """Write all probes and clear ``slopes``, each (2 * chains * size,); ``reaches`` are h, then -h, of each chain."""
+    """Write all probes and clear ``gradients``, each (2 * chains * size,); ``spacings`` are h, then -h, by chain."""
     size = len(places.source)
     _set_probes[(triton.cdiv(size, BLOCK),)](
-        theta, pull, reaches, places.source, places.probe, probes, compact, slopes, size, BLOCK, num_warps=4
+        theta, pull, spacings, places.source, places.probe, probes, compact, gradients, size, BLOCK, num_warps=4
     )
 
 
 def pull_back(
     theta: Tensor,
     following: Tensor,
-    costate: Tensor,
+    adjoint: Tensor,
     pull: Tensor,
     rates: Tensor,
-    slopes: Tensor,
+    gradients: Tensor,
     places: ProbePlaces,
     dstep: Tensor,
 ) -> None:
-    """Move costates and pulls one step back and add to dL/deta, given the probes' gradients, divided by their 2 h."""
-    size = len(costate)
+    """Move adjoints and pulls one step back and add to dL/deta, given the probes' gradients, divided by their 2 h."""
+    size = len(adjoint)
     _pull_back[(triton.cdiv(size, BLOCK),)](
-        theta, following, costate, pull, rates, slopes, places.upper, places.lower, dstep, size, BLOCK, num_warps=4
+        theta, following, adjoint, pull, rates, gradients, places.upper, places.lower, dstep, size, BLOCK, num_warps=4
     )

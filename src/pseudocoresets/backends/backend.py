@@ -1,0 +1,133 @@
+"""What a backend computes: energies, predictions, gradients, chains, and descents with their adjoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.core.energy import Energy, Model
+from pseudocoresets.core.points import Points
+from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.state import Rates
+from pseudocoresets.data.augmentation import Augmentation
+from pseudocoresets.gradients.descent import Trajectories
+from pseudocoresets.kernels import AnyKernel, Schedule
+from pseudocoresets.models.networks import Network
+
+IMAGES_PER_BLOCK = 5000
+"""Images that a chain augments at once."""
+
+
+class MeanEnergies(NamedTuple):
+    """- mean_i log p(y_i | x_i, theta) at each of several parameter vectors, and its gradients there; no graph."""
+
+    energies: Tensor
+    gradients: Tensor
+
+
+class ChainRunner(Protocol):
+    """Several chains of descent or sampling on images, in blocks of ``steps`` steps."""
+
+    chains: int
+    steps: int
+
+    def set_position(self, theta: Tensor) -> None:
+        """Where the chains are, (chains, size); velocities start at zero."""
+        ...
+
+    def position(self) -> Tensor:
+        """A copy of where the chains are."""
+        ...
+
+    def set_rates(self, rates: Rates | Sequence[Rates], decay: float = 0.0) -> None:
+        """How a block's steps go, all alike or each its own; the prior adds ``decay`` theta to the gradient."""
+        ...
+
+    def set_labels(self, y: Tensor, factors: Tensor) -> None:
+        """Labels and factors w_i / n, broadcast to (sources, steps, images)."""
+        ...
+
+    def run_block(self, x: Tensor, augmentation: Augmentation | None, randomness: Randomness) -> None:
+        """Take ``steps`` steps on images (sources, steps, images, channels, height, width)."""
+        ...
+
+
+class Backend(Trajectories, Protocol):
+    """The plain one defines what each job computes; another may compute it faster, in another precision."""
+
+    def energies(self, energy: Energy, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
+        """E(x, theta_j) / n for each parameter set, with the labels and weights of ``points``; differentiable in x."""
+        ...
+
+    def probabilities(self, network: Network, thetas: Tensor, inputs: Tensor) -> Tensor:
+        """Class probabilities (len(thetas), n, classes) for inputs in model space."""
+        ...
+
+    def mean_energies(self, model: Model, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """- mean_i log p(y_i | x_i, theta_j) for each parameter set, without a graph."""
+        ...
+
+    def mean_energies_and_gradients(self, model: Model, thetas: Tensor, x: Tensor, y: Tensor) -> MeanEnergies:
+        """The same with its gradients in the parameters."""
+        ...
+
+    def chains(
+        self,
+        network: Network,
+        device: torch.device,
+        count: int,
+        images: int,
+        steps: int,
+        soft: bool,
+        shared: bool,
+        images_per_block: int = IMAGES_PER_BLOCK,
+    ) -> ChainRunner:
+        """A runner whose blocks divide ``steps``.
+
+        Args:
+            network: Whose parameters the chains move.
+            device: Where they are.
+            count: Number of chains.
+            images: Images in a step of one chain.
+            steps: A number of steps after which the caller wants to see the chains.
+            soft: Whether labels are distributions.
+            shared: Whether all chains see the same images (a coreset), or each its own (experts).
+            images_per_block: The most images to augment at once.
+        """
+        ...
+
+    def run_chain(
+        self,
+        kernel: AnyKernel,
+        start: Tensor,
+        energy: Energy,
+        points: Points,
+        steps: int,
+        randomness: Randomness,
+        *,
+        augmentation: Augmentation | None = None,
+        noisy: bool = True,
+        schedule: Schedule | None = None,
+        keep_at: Collection[int] = (),
+        on_steps: Callable[[int], object] | None = None,
+    ) -> Tensor:
+        """Positions (kept, chains, size) of chains on the posterior of ``points``; no graph.
+
+        Args:
+            kernel: One transition.
+            start: Where the chains start, (chains, size).
+            energy: The model, the size of the full data and the temperature.
+            points: The weighted data; no gradient is taken in them.
+            steps: Number of transitions.
+            randomness: What noise and augmentations are drawn from.
+            augmentation: Drawn afresh at each step; once for a kernel that accepts or rejects, whose potential must
+                not change.
+            noisy: False sets the temperature to zero: Langevin is then gradient descent.
+            schedule: Scales the step size of each step.
+            keep_at: After which steps, counted from 1, a position is kept; after the last only if there are none.
+            on_steps: Called with the number of steps taken since its last call.
+        """
+        ...

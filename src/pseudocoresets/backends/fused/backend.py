@@ -1,0 +1,261 @@
+"""The fused backend: which jobs its kernels take over, and what it keeps captured for the next one."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.backends.backend import IMAGES_PER_BLOCK, ChainRunner, MeanEnergies
+from pseudocoresets.backends.fused.chains import CapturedChains
+from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
+from pseudocoresets.backends.fused.descent import CapturedDescent
+from pseudocoresets.backends.fused.energies import ImageEnergies
+from pseudocoresets.backends.fused.layout import Layout, layout_of
+from pseudocoresets.backends.fused.rates import is_fused, rates_at
+from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
+from pseudocoresets.backends.plain import PlainBackend
+from pseudocoresets.core.energy import Energy, Model
+from pseudocoresets.core.points import Points
+from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.data.augmentation import Augmentation
+from pseudocoresets.gradients.descent import Descent, Trajectory
+from pseudocoresets.gradients.learned import LEARNED_STEP_SIZE, learned_tensors
+from pseudocoresets.kernels import AnyKernel, Schedule
+from pseudocoresets.models.classifier import Classifier
+from pseudocoresets.models.networks import Network
+
+STEPS_PER_BLOCK = 50
+TRAJECTORY_STEPS_PER_BLOCK = 100
+TRAJECTORY_IMAGES_PER_BLOCK = 20_000
+"""A trajectory of several blocks is run twice, so its blocks are larger."""
+PREDICTED_AT_ONCE = 1000
+SMALLEST_PROBABILITY = 1e-30
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class FusedBackend(PlainBackend):
+    """Triton kernels and CUDA graphs for ConvNets on one device; the plain way for everything else.
+
+    What is captured is kept by its shape, with the memory it needs, for as long as the backend is.
+    """
+
+    def __init__(self, device: str | torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
+        self._device = torch.empty(0, device=device).device
+        self._dtype = dtype
+        self._layouts: WeakKeyDictionary[Network, Layout | None] = WeakKeyDictionary()
+        self._known: dict[str, Layout] = {}
+        self._chains: dict[tuple[object, ...], CapturedChains | None] = {}
+        self._trajectories: dict[tuple[object, ...], CapturedTrajectory | None] = {}
+        self._workspaces: dict[tuple[object, ...], EnergyGradient] = {}
+
+    def energies(self, energy: Energy, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
+        layout = self._layout_of_model(energy.model, thetas.device)
+        if layout is None or points.y.requires_grad or points.weights.requires_grad:
+            return super().energies(energy, thetas, x, points)
+        factors = points.weights / energy.data_size
+        workspace = self._workspace(layout, len(x))
+        energies: Tensor = ImageEnergies.apply(x, thetas.detach(), points.y, factors, layout, workspace)
+        return energies
+
+    def probabilities(self, network: Network, thetas: Tensor, inputs: Tensor) -> Tensor:
+        layout = self._layout(network, thetas.device)
+        if layout is None:
+            return super().probabilities(network, thetas, inputs)
+        return torch.cat([self._probabilities(layout, thetas, part) for part in inputs.split(PREDICTED_AT_ONCE)], 1)
+
+    def mean_energies(self, model: Model, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        layout = self._layout_of_model(model, thetas.device)
+        if layout is None or y.is_floating_point():
+            return super().mean_energies(model, thetas, x, y)
+        parts = [self._probabilities(layout, thetas, part) for part in x.split(PREDICTED_AT_ONCE)]
+        of_labels = torch.cat(parts, 1)[:, torch.arange(len(y), device=y.device), y]
+        return -of_labels.clamp_min(SMALLEST_PROBABILITY).log().mean(-1)
+
+    def mean_energies_and_gradients(self, model: Model, thetas: Tensor, x: Tensor, y: Tensor) -> MeanEnergies:
+        layout = self._layout_of_model(model, thetas.device)
+        if layout is None:
+            return super().mean_energies_and_gradients(model, thetas, x, y)
+        workspace = self._workspace(layout, len(x), len(thetas))
+        return MeanEnergies(*parameter_gradient(workspace, thetas.detach(), x, y))
+
+    def chains(
+        self,
+        network: Network,
+        device: torch.device,
+        count: int,
+        images: int,
+        steps: int,
+        soft: bool,
+        shared: bool,
+        images_per_block: int = IMAGES_PER_BLOCK,
+    ) -> ChainRunner:
+        per_step = images if shared else images * count
+        length = block_length(steps, per_step, images_per_block)
+        runner = self._captured_chains(network, device, count, images, length, soft, shared)
+        if runner is None:
+            return super().chains(network, device, count, images, steps, soft, shared, images_per_block)
+        return runner
+
+    def run_chain(
+        self,
+        kernel: AnyKernel,
+        start: Tensor,
+        energy: Energy,
+        points: Points,
+        steps: int,
+        randomness: Randomness,
+        *,
+        augmentation: Augmentation | None = None,
+        noisy: bool = True,
+        schedule: Schedule | None = None,
+        keep_at: Collection[int] = (),
+        on_steps: Callable[[int], object] | None = None,
+    ) -> Tensor:
+        plainly = partial(
+            super().run_chain,
+            kernel,
+            start,
+            energy,
+            points,
+            steps,
+            randomness,
+            augmentation=augmentation,
+            noisy=noisy,
+            schedule=schedule,
+            keep_at=keep_at,
+            on_steps=on_steps,
+        )
+        model, keep = energy.model, set(keep_at) or {steps}
+        if not is_fused(kernel) or type(model) is not Classifier:
+            return plainly()
+        length = block_length(math.gcd(steps, *keep), len(points))
+        soft = points.y.is_floating_point()
+        runner = self._captured_chains(model.network, start.device, len(start), len(points), length, soft, shared=True)
+        if runner is None:
+            return plainly()
+        temperature = energy.temperature / energy.data_size if noisy else 0.0
+        decay = model.decay(energy.data_size)
+        runner.set_position(start)
+        runner.set_labels(points.y.detach(), points.weights.detach() / energy.data_size)
+        if schedule is None:
+            runner.set_rates(rates_at(0, kernel, None, temperature), decay)
+        images = points.x.detach().expand(1, length, *points.x.shape)
+        kept = []
+        for step in range(0, steps, length):
+            if schedule is not None:
+                every = range(step, step + length)
+                runner.set_rates([rates_at(t, kernel, schedule, temperature) for t in every], decay)
+            runner.run_block(images, augmentation, randomness)
+            if on_steps is not None:
+                on_steps(length)
+            if step + length in keep:
+                kept.append(runner.position())
+        return torch.stack(kept)
+
+    def trajectory(self, descent: Descent, chains: int, states: int, randomness: Randomness) -> Trajectory:
+        points, model = descent.points, descent.energy.model
+        fusable = not set(learned_tensors(points)) - {"x", "y", LEARNED_STEP_SIZE}
+        if not fusable or type(model) is not Classifier:
+            return super().trajectory(descent, chains, states, randomness)
+        images = min(descent.points_per_step or len(points), len(points))
+        length, soft = self._trajectory_block_length(descent.steps, images), points.y.is_floating_point()
+        runner = self._captured_trajectory(model.network, points.x.device, chains, images, length, soft)
+        if runner is None:
+            return super().trajectory(descent, chains, states, randomness)
+        return CapturedDescent(descent, runner, images, model.decay(descent.energy.data_size), randomness)
+
+    def _trajectory_block_length(self, steps: int, images: int) -> int:
+        return block_length(steps, images, TRAJECTORY_IMAGES_PER_BLOCK, TRAJECTORY_STEPS_PER_BLOCK)
+
+    def _captured_chains(
+        self, network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool, shared: bool
+    ) -> CapturedChains | None:
+        layout = self._layout(network, device)
+        if layout is None:
+            return None
+        key = (layout, network.spec.shape, chains, images, steps, soft, shared)
+        if key not in self._chains:
+            self._chains[key] = _captured(
+                lambda: self._new_chains(layout, network, chains, images, steps, soft, shared)
+            )
+        return self._chains[key]
+
+    def _new_chains(
+        self, layout: Layout, network: Network, chains: int, images: int, steps: int, soft: bool, shared: bool
+    ) -> CapturedChains:
+        shape = network.spec.shape
+        return CapturedChains(layout, shape, chains, images, steps, soft, shared, self._device, self._dtype)
+
+    def _captured_trajectory(
+        self, network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool
+    ) -> CapturedTrajectory | None:
+        layout = self._layout(network, device)
+        if layout is None:
+            return None
+        key = (layout, network.spec.shape, chains, images, steps, soft)
+        if key not in self._trajectories:
+            self._trajectories[key] = _captured(
+                lambda: self._new_trajectory(layout, network, chains, images, steps, soft)
+            )
+        return self._trajectories[key]
+
+    def _new_trajectory(
+        self, layout: Layout, network: Network, chains: int, images: int, steps: int, soft: bool
+    ) -> CapturedTrajectory:
+        return CapturedTrajectory(layout, network.spec.shape, chains, images, steps, soft, self._device, self._dtype)
+
+    def _layout_of_model(self, model: Model, device: torch.device) -> Layout | None:
+        """A class derived from Classifier may have another likelihood."""
+        return self._layout(model.network, device) if type(model) is Classifier else None
+
+    def _layout(self, network: Network, device: torch.device) -> Layout | None:
+        """The network's layout, found once for each object and shared by those that compute the same."""
+        if device != self._device:
+            return None
+        if network not in self._layouts:
+            found = layout_of(network)
+            if found is not None:
+                found = self._known.setdefault(found.signature, found.to(self._device))
+            self._layouts[network] = found
+        return self._layouts[network]
+
+    def _workspace(self, layout: Layout, images: int, chains: int = 1) -> EnergyGradient:
+        """Kept for the next batch of as many images."""
+        key = (layout, images, chains)
+        if key not in self._workspaces:
+            self._workspaces[key] = EnergyGradient(layout.widened(chains), images, self._device, self._dtype)
+        return self._workspaces[key]
+
+    def _probabilities(self, layout: Layout, thetas: Tensor, inputs: Tensor) -> Tensor:
+        workspace = EnergyGradient(layout, len(inputs), self._device, self._dtype)
+        x = inputs.to(self._dtype, memory_format=torch.channels_last)
+        ordered = (theta[layout.order] for theta in thetas)
+        return torch.stack([workspace.logits(theta, theta.to(self._dtype), x).softmax(-1) for theta in ordered])
+
+
+def block_length(
+    steps: int, images: int, most_images: int = IMAGES_PER_BLOCK, most_steps: int = STEPS_PER_BLOCK
+) -> int:
+    """Steps to capture as one block: the largest divisor of ``steps`` whose images can be augmented at once."""
+    most = max(1, min(steps, most_steps, most_images // images))
+    return next(length for length in range(most, 0, -1) if steps % length == 0)
+
+
+def _captured(build: Callable[[], T]) -> T | None:
+    """What ``build`` captures; None, with one line of warning, where Triton or CUDA object, other than for memory."""
+    try:
+        return build()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # the plain path computes the same
+        logger.warning("The fast path could not be captured (%s); the plain path is used.", str(error).split("\n")[0])
+        return None

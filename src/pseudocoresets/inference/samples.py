@@ -1,0 +1,98 @@
+"""Samples of a posterior: parameters, the model they belong to, and how they were drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.backends import Backend, PlainBackend
+from pseudocoresets.core.devices import device_memory_error
+from pseudocoresets.core.energy import Model
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.gaussian import Gaussian
+from pseudocoresets.coreset import Coreset
+from pseudocoresets.data.transforms import InputTransform
+from pseudocoresets.inference.settings import SamplingSettings
+from pseudocoresets.models.classifier import Classifier
+from pseudocoresets.models.networks import Network
+
+PREDICTED_AT_ONCE = 1000
+
+
+@dataclass(frozen=True)
+class PosteriorSamples:
+    """Parameters of one model in several chains, how they were drawn, and how to predict with them."""
+
+    parameters: Tensor
+    """(chains, samples, size)"""
+    model: Model
+    protocol: str
+    """Where the chains began: ``cold``, ``point`` or ``expert`` for a network, ``model`` for any other model."""
+    settings: SamplingSettings
+    seconds: float = math.nan
+    r_hat: float = math.nan
+    """The largest over the parameters; not for networks, whose parameters can be permuted."""
+    ess: float = math.nan
+    """The smallest effective sample size over the parameters."""
+    divergences: int = 0
+    exact_gaussian: Gaussian | None = None
+    """The posterior itself where it is a Gaussian."""
+    transform: InputTransform | None = None
+    """From raw images to the network's inputs."""
+    backend: Backend = field(default_factory=PlainBackend, repr=False, compare=False)
+    """How predictions are computed."""
+    coreset: Coreset | None = field(default=None, repr=False, compare=False)
+    """Whose posterior was sampled."""
+    again: Callable[[Coreset], PosteriorSamples] | None = field(default=None, repr=False, compare=False)
+    """Samples the posterior of another coreset in the same way, as a control does."""
+
+    @property
+    def draws(self) -> Tensor:
+        """(chains * samples, size), all chains together."""
+        return self.parameters.flatten(0, 1)
+
+    @property
+    def exact(self) -> bool:
+        """Whether :attr:`gaussian` is the posterior itself."""
+        return self.exact_gaussian is not None
+
+    @property
+    def gaussian(self) -> Gaussian:
+        """The posterior where it is a Gaussian, else one with the draws' mean and covariance."""
+        return self.exact_gaussian or Gaussian.fit(self.draws)
+
+    @property
+    def seconds_per_draw(self) -> float:
+        """Of one step of one chain."""
+        return self.seconds / (self.settings.chains * self.settings.steps)
+
+    @property
+    def network(self) -> Network:
+        if not isinstance(self.model, Classifier):
+            raise InputError(f"These samples are of {type(self.model).__name__}, which is no network.")
+        return self.model.network
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Class probabilities (chains, samples, n, classes) for raw images (n, channels, height, width)."""
+        if self.transform is None:
+            raise InputError("These samples are not of a network for images; use their model's log_likelihood.")
+        chains, samples, _ = self.parameters.shape
+        flat = self.parameters.flatten(0, 1)
+        transform = self.transform.to(flat.device)
+        with torch.no_grad():
+            parts = [self._predict_batch(flat, chunk, transform) for chunk in images.split(PREDICTED_AT_ONCE)]
+        return torch.cat(parts, 1).unflatten(0, (chains, samples))
+
+    def _predict_batch(self, parameters: Tensor, images: Tensor, transform: InputTransform) -> Tensor:
+        """Probabilities (parameters, images, classes); a batch that the device cannot hold is halved."""
+        try:
+            return self.backend.probabilities(self.network, parameters, transform(images.to(parameters.device)))
+        except torch.OutOfMemoryError as error:
+            if len(images) == 1:
+                raise device_memory_error("predicting one image", "use fewer chains or samples", error) from None
+        halves = images.chunk(2)
+        return torch.cat([self._predict_batch(parameters, half, transform) for half in halves], 1)

@@ -1,0 +1,200 @@
+"""What a method may ask about the problem it solves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.backends import Backend, MeanEnergies, PlainBackend
+from pseudocoresets.core.energy import Energy, Model
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.gaussian import Gaussian
+from pseudocoresets.core.points import FullData, Points
+from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.source import Draw, PosteriorSource
+from pseudocoresets.data.augmentation import Augmentation, Transformation
+from pseudocoresets.gradients import Descent
+from pseudocoresets.kernels import AnyKernel
+
+BATCH_SIZE = 1000
+
+
+class RealData:
+    """Images as bytes on the device; what is asked for is mapped to the model's input space."""
+
+    def __init__(self, images: Tensor, labels: Tensor, transform: Callable[[Tensor], Tensor]) -> None:
+        self._images = images
+        self._labels = labels
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Every point once, in order."""
+        for index in torch.arange(len(self), device=self._labels.device).split(BATCH_SIZE):
+            yield self.rows(index)
+
+    def batch(self, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
+        device = randomness.device.device
+        return self.rows(torch.randint(len(self), (size,), generator=randomness.device, device=device))
+
+    def rows(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of chosen points."""
+        return self._transform(self._images[indices]), self._labels[indices]
+
+
+class Frame(NamedTuple):
+    """The coordinates in which chains run: an energy as a function of them, and the way to them and back."""
+
+    energy: Energy
+    coordinates: Gaussian | None
+
+    def enter(self, theta: Tensor) -> Tensor:
+        """phi = L^-1 (theta - mean) for theta (chains, size)."""
+        if self.coordinates is None:
+            return theta
+        centred = (theta - self.coordinates.mean).T
+        return torch.linalg.solve_triangular(self.coordinates.factor, centred, upper=False).T
+
+    def leave(self, phi: Tensor) -> Tensor:
+        """theta = mean + L phi."""
+        return phi if self.coordinates is None else self.coordinates.mean + phi @ self.coordinates.factor.T
+
+
+@dataclass(frozen=True)
+class WhitenedModel:
+    """A model as a function of phi, theta = mean + L phi, with its log-densities times ``scale``."""
+
+    model: Model
+    coordinates: Gaussian
+    scale: float
+
+    @property
+    def size(self) -> int:
+        return self.model.size
+
+    def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return self.scale * self.model.log_likelihood(self._theta(theta), x, y)
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        return self.scale * self.model.log_prior(self._theta(theta))
+
+    def _theta(self, phi: Tensor) -> Tensor:
+        return self.coordinates.mean + phi @ self.coordinates.factor.T
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The energy, samples of the full posterior, the real data, augmentation, and how to compute.
+
+    Args:
+        energy: The model, the size of the full data and the temperature.
+        source: Samples of the full posterior.
+        real_data: The full data, brought to the device when first asked for.
+        augmentation: Of the points, drawn at each step of a chain.
+        backend: How to compute.
+        coordinates: A Gaussian N(mean, L L^T) near the posterior of given points. Where there is one, kernels run and
+            noise is drawn in the coordinates phi, theta = mean + L phi, on the potential U / T at temperature 1, so
+            that step sizes have no units.
+    """
+
+    energy: Energy
+    source: PosteriorSource | None = None
+    real_data: Callable[[], FullData] | None = None
+    augmentation: Augmentation | None = None
+    backend: Backend = field(default_factory=PlainBackend)
+    coordinates: Callable[[Points], Gaussian] | None = None
+
+    def draw(
+        self, method: str, count: int, max_start_epoch: int | None, expert_epochs: int, randomness: Randomness
+    ) -> Draw:
+        """``count`` pairs of samples of the full posterior; ``method`` is who asks."""
+        if self.source is None:
+            raise InputError(f"{method} needs experts; train some first.")
+        return self.source.draw(count, max_start_epoch, expert_epochs, randomness)
+
+    def real_batch(self, method: str, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of ``size`` random points of the full data."""
+        if self.real_data is None:
+            raise InputError(f"{method} needs the real data; give it to the problem.")
+        return self.real_data().batch(size, randomness)
+
+    def energies(self, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
+        """E(x, theta_j) / n for each parameter set, with the labels and weights of ``points``."""
+        return self.backend.energies(self.energy, thetas, x, points)
+
+    def real_energies(self, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """- mean_i log p(y_i | x_i, theta_j) for each parameter set, without a graph."""
+        return self.backend.mean_energies(self.energy.model, thetas, x, y)
+
+    def real_gradients(self, thetas: Tensor, x: Tensor, y: Tensor) -> MeanEnergies:
+        """The same with its gradients in the parameters."""
+        return self.backend.mean_energies_and_gradients(self.energy.model, thetas, x, y)
+
+    def run_chain(
+        self,
+        kernel: AnyKernel,
+        start: Tensor,
+        points: Points,
+        steps: int,
+        randomness: Randomness,
+        noisy: bool = True,
+        keep_at: Collection[int] = (),
+    ) -> Tensor:
+        """The end (chains, size) of ``steps`` kernel steps from ``start`` on the posterior of ``points``; no graph.
+
+        Without noise, the temperature is zero: Langevin is then gradient descent. With ``keep_at``, the positions
+        (kept, chains, size) after these steps, counted from 1.
+        """
+        frame = self.frame(points)
+        kept = self.backend.run_chain(
+            kernel,
+            frame.enter(start),
+            frame.energy,
+            points,
+            steps,
+            randomness,
+            augmentation=self.augmentation,
+            noisy=noisy,
+            keep_at=keep_at,
+        )
+        return torch.stack([frame.leave(position) for position in kept]) if keep_at else frame.leave(kept[-1])
+
+    def perturbed(self, theta: Tensor, sigma: float, points: Points, randomness: Randomness) -> Tensor:
+        """theta + sigma xi, xi ~ N(0, I) (chains, size); theta + sigma L xi in coordinates whitened by L."""
+        if sigma == 0:
+            return theta
+        noise = torch.randn(theta.shape, generator=randomness.device, device=theta.device, dtype=theta.dtype)
+        if self.coordinates is not None:
+            noise = noise @ self.coordinates(points.detached()).factor.T
+        return theta + sigma * noise
+
+    def frame(self, points: Points) -> Frame:
+        """The coordinates for chains on the posterior of ``points``."""
+        if self.coordinates is None:
+            return Frame(self.energy, None)
+        if not self.energy.temperature > 0:
+            raise InputError("Whitened coordinates need a positive temperature.")
+        near, size = self.coordinates(points.detached()), self.energy.data_size
+        model = WhitenedModel(self.energy.model, near, size / self.energy.temperature)
+        return Frame(Energy(model, size, temperature=float(size)), near)
+
+    def transformation(self, count: int, randomness: Randomness) -> Transformation:
+        """One drawn augmentation for ``count`` points, or the identity."""
+        return _identity if self.augmentation is None else self.augmentation.draw(count, randomness)
+
+    def without_augmentation(self) -> Problem:
+        return replace(self, augmentation=None)
+
+    def descent(self, points: Points, steps: int, points_per_step: int = 0, momentum: float = 0.0) -> Descent:
+        """The descent on ``points``, whose hyper-parameters hold its step size."""
+        return Descent(self.energy, points, steps, points_per_step, momentum, self.augmentation)
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x

@@ -1,0 +1,64 @@
+"""A model of the user's own, given as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.gaussian import Gaussian
+from pseudocoresets.models.expectation import Expectation, PseudoTarget, average_over_nodes
+
+
+@dataclass(frozen=True)
+class FunctionModel:
+    """A model of the user's own, as two PyTorch functions.
+
+    ``log_likelihood_function(theta, x, y)`` gives log p(y_i | x_i, theta) for every datum, (m,), and
+    ``log_prior_function(theta)`` the log-prior, (), both for one parameter vector theta (size,); populations are
+    handled here.
+    """
+
+    log_likelihood_function: Callable[[Tensor, Tensor, Tensor], Tensor]
+    log_prior_function: Callable[[Tensor], Tensor]
+    size: int
+    pseudo_target: PseudoTarget = "fixed"
+    classes: int = 0
+    """How many classes the targets name; needed where ``pseudo_target`` is ``"simplex"``."""
+
+    has_gaussian_posterior: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise InputError(f"A model needs at least one parameter; got size {self.size}.")
+
+    def check_data(self, x: Tensor, y: Tensor) -> None:
+        """The functions know what they take; nothing is refused here."""
+
+    def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        if theta.ndim == 1:
+            values = self.log_likelihood_function(theta, x, y)
+            if values.shape != (len(x),):
+                raise InputError(
+                    f"log_likelihood must give one value per datum, shape ({len(x)},); got {tuple(values.shape)}."
+                )
+            return values
+        return torch.func.vmap(lambda one: self.log_likelihood(one, x, y))(theta)
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        if theta.ndim == 1:
+            value = self.log_prior_function(theta)
+            if value.ndim:
+                raise InputError(f"log_prior must give one number; got shape {tuple(value.shape)}.")
+            return value
+        return torch.func.vmap(self.log_prior)(theta)
+
+    def expected_log_likelihood(self, q: Gaussian, x: Tensor, y: Tensor, weights: Tensor) -> Expectation:
+        return average_over_nodes(lambda theta: self.log_likelihood(theta, x, y) @ weights, q)
+
+    def expected_log_prior(self, q: Gaussian) -> Expectation:
+        return average_over_nodes(self.log_prior, q)

@@ -1,0 +1,74 @@
+"""Posteriors of coresets under models that are no networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from pseudocoresets.core.gaussian import kl_divergence
+from pseudocoresets.core.points import Points, Rows
+from pseudocoresets.inference import gaussian_moments, sample_model_posterior
+from pseudocoresets.kernels import HMC, KERNELS, MALA, NUTS, AnyKernel
+from pseudocoresets.methods import Giga, row_problem
+from pseudocoresets.models import LinearRegression, LogisticRegression
+
+DOUBLE = torch.float64
+
+
+def coreset() -> Points:
+    x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
+    chance = torch.rand(200, generator=torch.Generator().manual_seed(1), dtype=DOUBLE)
+    rows = Rows(x, (chance < torch.sigmoid(x.sum(1))).double())
+    return Giga().solve(row_problem(LogisticRegression(2), rows), 10)
+
+
+@pytest.mark.parametrize("sampler", ["nuts", NUTS(metric="dense"), MALA(0.5), HMC(0.3, 4)], ids=str)
+def test_adjusted_kernels_and_importance_sampling_agree_on_a_coreset(sampler: str | AnyKernel) -> None:
+    """Two Gaussian fits of 2 parameters differ by about (2 + 3) / ess nats; five times that is allowed."""
+    points, model = coreset(), LogisticRegression(2)
+    fit, how = gaussian_moments(points, model)
+    samples = sample_model_posterior(points, model, sampler, samples=400, warmup=200)
+    assert how == "importance sampling"
+    assert samples.parameters.shape == (4, 400, 2)
+    assert float(kl_divergence(fit, samples.gaussian)) < 5 * 5 / samples.ess
+    assert samples.r_hat < 1.1
+
+
+@pytest.mark.parametrize("sampler", sorted(KERNELS))
+def test_every_kernel_samples_the_posterior_by_its_name(sampler: str) -> None:
+    """Unadjusted kernels are biased by their step size: a fifth of a nat is far below a wrong target."""
+    points, model = coreset(), LogisticRegression(2)
+    samples = sample_model_posterior(points, model, sampler, samples=300, warmup=200, thin=5)
+    assert float(kl_divergence(gaussian_moments(points, model)[0], samples.gaussian)) < 0.2
+    assert samples.settings.sampler == sampler
+
+
+def test_a_gaussian_posterior_is_described_exactly() -> None:
+    model = LinearRegression(2)
+    samples = sample_model_posterior(coreset(), model, samples=50, warmup=50)
+    exact, how = gaussian_moments(coreset(), model)
+    assert how == "exact"
+    assert samples.exact
+    torch.testing.assert_close(samples.gaussian.mean, exact.mean)
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """A model that is nothing but its two functions."""
+
+    size: int = 2
+
+    def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return LogisticRegression(2).log_likelihood(theta, x, y)
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        return LogisticRegression(2).log_prior(theta)
+
+
+def test_a_model_without_curvature_is_sampled_in_its_own_coordinates() -> None:
+    samples = sample_model_posterior(coreset(), Likelihood(), samples=400, warmup=300)
+    fit, _ = gaussian_moments(coreset(), LogisticRegression(2))
+    assert float(kl_divergence(fit, samples.gaussian)) < 5 * 5 / samples.ess
