@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import typer
-from pseudocoresets.posterior import METHODS as POSTERIOR_METHODS
 from safetensors.torch import load_file
 
 import pseudocoresets as pc
