@@ -111,7 +111,7 @@ def test_the_walk_with_own_data_network_and_model_works(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     names = run_page("own-data.md")
     data, report, coreset = names["data"], names["report"], names["coreset"]
-    assert (data.shape, data.train.labels.bincount().tolist()) == ((2, 8, 8), [48, 32, 16])
+    assert (data.shape, data.train.labels.bincount().tolist()) == ((2, 8, 8), [480, 320, 160])
     assert len(coreset) == 3
     assert report.gain["accuracy"] == pytest.approx(report.accuracy.mean - report.control.accuracy.mean)
     assert report.accuracy.mean > 0.6
