@@ -83,7 +83,9 @@ def assert_metrics(document: dict[str, Any], protocol: str, runs: int, control_d
         assert_summary(document["control"][name], runs * control_draws)
         assert document["gain"][name] == pytest.approx(document[name]["mean"] - document["control"][name]["mean"])
     for accuracy in document["accuracy"]["values"] + document["control"]["accuracy"]["values"]:
-        assert 0 <= accuracy <= 1, "a fraction, not a percentage"
+        correct = 497 * accuracy
+        assert correct == pytest.approx(round(correct), abs=1e-3), "a fraction of 497 test images"
+        assert correct <= 497
     assert document["seconds"] > 0
     assert document["posterior"]["chains"] == runs
 

@@ -14,8 +14,8 @@ from markupsafe import Markup
 from PIL import Image
 
 from pseudocoresets._io.files import write_text
+from pseudocoresets._io.pictures import GAP, fitting_scale, image_block
 from pseudocoresets._report import charts
-from pseudocoresets._report.pictures import GAP, fitting_scale, image_block
 from pseudocoresets._report.results import average, result_groups, section
 from pseudocoresets._report.run_folder import CORESET_FILE, Run, read_run
 from pseudocoresets._report.wording import as_text, count_of, duration, flattened, number
@@ -50,7 +50,7 @@ POSTERIOR = {
     "steps": "Steps",
     "chains": "Chains",
     "burn_in": "Share of steps before the first sample",
-    "samples": "Samples a chain",
+    "samples": "Samples per chain",
     "augment": "Augmented",
     "mixed_kinds": "Each image its own kind of augmentation",
     "augmentation": "Augmentation",
@@ -128,7 +128,7 @@ def _network(run: Run) -> str:
 def _facts(run: Run) -> list[tuple[str, str]]:
     coreset = run.coreset
     channels, height, width = coreset.images.shape[1:]
-    images = f"{len(coreset)} of {width} × {height} × {channels}, {number(coreset.images_per_class)} a class"
+    images = f"{len(coreset)} of {width} × {height} × {channels}, {number(coreset.images_per_class)} per class"
     size = (run.folder / CORESET_FILE).stat().st_size
     return [
         ("Data set", f"{coreset.source}, {count_of(len(coreset.classes), 'class', 'classes')}"),

@@ -80,10 +80,14 @@ def _gain(metric: Metric, own: Any, control: Any) -> tuple[str, str]:
 
 def _runs_text(own: Mapping[str, Any], control: Mapping[str, Any]) -> str:
     """How many runs stand behind the means of the two sides."""
-    runs, others = (max(len(_field(block, key, "values") or ()) for key in METRICS) for block in (own, control))
+    runs, others = (max(_count(_field(block, key, "values")) for key in METRICS) for block in (own, control))
     if not runs:
         return "runs"
     return f"{count_of(runs, 'run')}" + (f" (control: {others})" if others not in (0, runs) else "")
+
+
+def _count(values: Any) -> int:
+    return len(values) if isinstance(values, list) else 0
 
 
 def _field(block: Mapping[str, Any], key: str, field: str) -> Any:
