@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import pseudocoresets as pc
-from pseudocoresets.construction.loop import Construction, build_method, run_construction
+from pseudocoresets.construction.loop import Construction, run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.errors import DivergenceError, FileFormatError, InputError
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import Dataset
-from pseudocoresets.methods import BPTT, GradientMethod, Hyperparameter, Loss, Points, Problem
+from pseudocoresets.methods import BPTT, GradientMethod, Hyperparameter, Loss, Points, Problem, build_method
 from pseudocoresets.sources.experts import Experts
 
 QUICK = {"expert_epochs": 1, "max_start_epoch": 1, "steps": 2, "step_size": 0.05}
@@ -298,12 +298,12 @@ def test_a_learning_rate_that_is_too_high_is_named(digits: Dataset, experts: Exp
         ({"method_options": {"steps": "many"}}, "whole number"),
         ({"method_options": {"kernel": "hcm"}}, "Did you mean 'hmc'"),
         ({"method_options": {"expert_epochs": 9}}, "fewer than expert_epochs = 9"),
-        ({"experts": None}, "needs experts"),
+        ({"source": None}, "needs experts"),
         ({"device": "mps"}, "must be auto, cpu or cuda"),
     ],
 )
 def test_bad_settings_are_named(digits: Dataset, experts: Experts, wrong: dict[str, Any], sentence: str) -> None:
-    arguments = {"experts": experts, "method": "cd", "ipc": 1, "iterations": 2, "learning_rate": 1.0, "device": "cpu"}
+    arguments = {"source": experts, "method": "cd", "ipc": 1, "iterations": 2, "learning_rate": 1.0, "device": "cpu"}
     with pytest.raises(InputError, match=sentence):
         pc.construct(digits, **{**arguments, **wrong})  # type: ignore[arg-type]
 
@@ -355,7 +355,7 @@ def test_a_resumed_longer_run_anneals_as_an_undisturbed_one(
     assert resumed.history == undisturbed.history
 
 
-class Plain:
+class Plain(GradientMethod):
     """A method that is no dataclass."""
 
     def __init__(self, towards: float) -> None:
@@ -363,9 +363,6 @@ class Plain:
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         return Loss((points.x - self.towards).square().sum() / 2, {})
-
-    def hyperparameters(self) -> Mapping[str, Hyperparameter]:
-        return {}
 
 
 def test_a_checkpoint_of_another_method_is_refused_though_it_is_no_dataclass(
@@ -376,4 +373,4 @@ def test_a_checkpoint_of_another_method_is_refused_though_it_is_no_dataclass(
     assert torch.equal(run(digits, experts, Plain(2.0), checkpoint=checkpoint).coreset.x, one.coreset.x)
     with pytest.raises(FileFormatError, match="other settings"):
         run(digits, experts, Plain(3.0), checkpoint=checkpoint)
-    assert one.coreset.configuration["method"]["fingerprint"]
+    assert one.coreset.configuration["method"] == {"towards": 2.0}
