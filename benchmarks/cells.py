@@ -55,8 +55,8 @@ from pseudocoresets.core.progress import Silent
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import Dataset, Split, load_dataset
 from pseudocoresets.evaluation.metrics import all_metrics
-from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.inference.sampling import PosteriorSamples, sample_posterior
+from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.sources.experts import Experts, load_experts
 from pseudocoresets.workflows.plan import make_plan
 from pseudocoresets.workflows.run import Plan, control_coreset, experts_for

@@ -16,8 +16,8 @@ from typing import Any
 
 from provenance import provenance
 from pseudocoresets.backends.fused import set_precision
-from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.loop import run_construction
+from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.data import Dataset, load_dataset
 from pseudocoresets.evaluation import evaluate
 from pseudocoresets.inference.sampling import sample_posterior

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from provenance import provenance
-from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.loop import real_coreset
+from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.coreset import Coreset

@@ -25,18 +25,27 @@ if TYPE_CHECKING:
     from pseudocoresets.core.errors import FileFormatError as FileFormatError
     from pseudocoresets.core.errors import InputError as InputError
     from pseudocoresets.core.errors import PseudocoresetsError as PseudocoresetsError
+    from pseudocoresets.core.points import Rows as Rows
     from pseudocoresets.coreset import Coreset as Coreset
     from pseudocoresets.data import Dataset as Dataset
     from pseudocoresets.data import load_dataset as load_dataset
     from pseudocoresets.evaluation import EvaluationReport as EvaluationReport
+    from pseudocoresets.evaluation import distance as distance
     from pseudocoresets.evaluation import evaluate as evaluate
     from pseudocoresets.inference import PosteriorSamples as PosteriorSamples
     from pseudocoresets.inference import SamplingSettings as SamplingSettings
     from pseudocoresets.inference import sample_posterior as sample_posterior
+    from pseudocoresets.models import FunctionModel as FunctionModel
+    from pseudocoresets.models import GaussianMean as GaussianMean
+    from pseudocoresets.models import LinearRegression as LinearRegression
+    from pseudocoresets.models import LogisticRegression as LogisticRegression
+    from pseudocoresets.models import PoissonRegression as PoissonRegression
+    from pseudocoresets.models import SoftmaxRegression as SoftmaxRegression
     from pseudocoresets.models.networks import build_network as build_network
     from pseudocoresets.sources.experts import Experts as Experts
     from pseudocoresets.sources.experts import load_experts as load_experts
     from pseudocoresets.sources.experts import train_experts as train_experts
+    from pseudocoresets.sources.reference import reference_posterior as reference_posterior
 
 _HOMES = {
     "pseudocoresets.construction": ("ConstructionSettings", "construct"),
@@ -48,12 +57,22 @@ _HOMES = {
         "InputError",
         "PseudocoresetsError",
     ),
+    "pseudocoresets.core.points": ("Rows",),
     "pseudocoresets.coreset": ("Coreset",),
     "pseudocoresets.data": ("Dataset", "load_dataset"),
-    "pseudocoresets.evaluation": ("EvaluationReport", "evaluate"),
+    "pseudocoresets.evaluation": ("EvaluationReport", "distance", "evaluate"),
     "pseudocoresets.inference": ("PosteriorSamples", "SamplingSettings", "sample_posterior"),
+    "pseudocoresets.models": (
+        "FunctionModel",
+        "GaussianMean",
+        "LinearRegression",
+        "LogisticRegression",
+        "PoissonRegression",
+        "SoftmaxRegression",
+    ),
     "pseudocoresets.models.networks": ("build_network",),
     "pseudocoresets.sources.experts": ("Experts", "load_experts", "train_experts"),
+    "pseudocoresets.sources.reference": ("reference_posterior",),
 }
 """The public names by the module that defines each; a name is imported when it is first used."""
 
