@@ -1,6 +1,6 @@
 """Cells of a table: data set, images per class, method and seed, constructed and judged one after another.
 
-    python benchmarks/cells.py --jobs benchmarks/jobs/search.json --data-dir .data --out $OUT/cells
+    python benchmarks/cells.py --jobs benchmarks/jobs/paper.json --data-dir .data --out $OUT/cells
 
 ``--jobs`` is a list of documents such as
 
@@ -8,11 +8,9 @@
      "options": {...}, "construction": {...}, "sampling": [{}, {"temperature": 0.01}]}
 
 where everything but the first three is optional and changes the preset ``paper``; ``initial`` names the label of an
-earlier job of the same cell and seed whose points this one starts from, ``"whiten": true`` whitens data that are not
-whitened by default, and ``"expert_learning_rate": 0.0025`` trains slower experts. With ``"iterations": 1500,
-"every": 500, "seconds": 60`` the construction goes on to 1,500 iterations in parts of 500 and ends with the first part
-that is done after 60 seconds; with ``"curve": true`` it is judged after each part. ``"lengths": [1000, 2000]`` are the
-numbers of steps after which chains may stop.
+earlier job of the same cell and seed whose points this one starts from. With ``"iterations": 1500, "every": 500,
+"seconds": 60`` the construction goes on to 1,500 iterations in parts of 500 and ends with the first part that is done
+after 60 seconds. ``"lengths": [1000, 2000]`` are the numbers of steps after which chains may stop.
 
 A part of the training data is held out from experts and constructions alike. Each coreset is sampled once for every
 entry of ``sampling``, and the held-out part decides which of them is used, and when chains stop: after T of their
@@ -49,17 +47,18 @@ import torch
 from torch import Tensor
 
 from provenance import provenance
-from pseudocoresets.construction.loop import Construction, build_method, needs_experts, network_for, run_construction
-from pseudocoresets.core.devices import resolve_device
-from pseudocoresets.core.progress import Silent
+from pseudocoresets.construction.loop import Construction, network_for, run_construction
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import Dataset, Split, load_dataset
 from pseudocoresets.evaluation.metrics import all_metrics
 from pseudocoresets.inference.sampling import PosteriorSamples, sample_posterior
 from pseudocoresets.inference.settings import SamplingSettings
+from pseudocoresets.methods import build_gradient_method
 from pseudocoresets.sources.experts import Experts, load_experts
-from pseudocoresets.workflows.plan import make_plan
-from pseudocoresets.workflows.run import Plan, control_coreset, experts_for
+from pseudocoresets.workflows.evaluate import control_coreset
+from pseudocoresets.workflows.place import workplace as device_place
+from pseudocoresets.workflows.plan import Plan, make_plan
+from pseudocoresets.workflows.run import experts_for
 
 NETWORK = "convnet:depth=3,width=128"
 SPACING = 40
@@ -69,7 +68,7 @@ LENGTHS = (200, 400, 600, 800, 1000)
 THREADS = 8
 LARGEST_ECE = 0.03
 """On held-out data; it is up to 0.02 more on other data."""
-CONSTRUCTED = ("iterations", "coreset", "construct_seconds", "seconds_per_iteration", "peak_memory", "last", "curve")
+CONSTRUCTED = ("iterations", "coreset", "construct_seconds", "seconds_per_iteration", "peak_memory", "last")
 
 
 def plan_for(job: dict[str, Any], seed: int, expert_count: int, epochs: int) -> Plan:
@@ -83,7 +82,7 @@ def plan_for(job: dict[str, Any], seed: int, expert_count: int, epochs: int) -> 
         preset="paper",
         seed=0,
         expert_count=expert_count,
-        experts={"epochs": epochs} | ({"learning_rate": rate} if (rate := job.get("expert_learning_rate")) else {}),
+        experts={"epochs": epochs},
         construction=job.get("construction"),
         method_options=job.get("options"),
     )
@@ -165,13 +164,13 @@ class Workplace:
         self._order = order
         self._data: dict[str, tuple[Dataset, Split]] = {}
         self._experts: dict[str, Experts] = {}
-        self._device = resolve_device("auto")
+        self._place = device_place()
 
     def data(self, job: dict[str, Any]) -> tuple[Dataset, Split]:
         """Training data with the held-out part for its test data, and the real test data."""
-        name = _input(job)
+        name = job["dataset"]
         if name not in self._data:
-            whole = load_dataset(job["dataset"], self._order.data_dir, whiten=job.get("whiten"))
+            whole = load_dataset(name, self._order.data_dir)
             self._data[name] = whole.holding_out(self._order.held_out), whole.test
         return self._data[name]
 
@@ -181,9 +180,9 @@ class Workplace:
         _ = data.transform
         prepared = _since(began)
         plan = self._plan(job | {"method": "cd", "options": {}}, 0)
-        experts_for(plan, data, self._expert_folder(job), self._device, Silent())
+        experts_for(plan, data, self._expert_folder(job), self._place)
         return {
-            "experts": _input(job),
+            "experts": job["dataset"],
             "count": self._order.expert_count,
             "epochs": self._order.epochs,
             "data_seconds": prepared,
@@ -194,7 +193,7 @@ class Workplace:
         """Those that were trained for the job, if it draws from any."""
         if not draws_from_experts(job):
             return None
-        name = _input(job)
+        name = job["dataset"]
         if name not in self._experts:
             self._experts[name] = load_experts(self._expert_folder(job))
         return self._experts[name]
@@ -212,7 +211,7 @@ class Workplace:
             row |= {key: before[key] for key in CONSTRUCTED}
             plan = replace(plan, construction=replace(plan.construction, iterations=before["iterations"]))
         else:
-            made, curve, plan = self._construct(job, seed, plan, data)
+            made, plan = self._construct(job, seed, plan, data)
             coreset, tail = made.coreset, made.history[-50:]
             row |= {
                 "iterations": plan.construction.iterations,
@@ -221,7 +220,6 @@ class Workplace:
                 "seconds_per_iteration": made.seconds_per_iteration,
                 "peak_memory": made.peak_memory,
                 "last": {key: sum(r[key] for r in tail) / len(tail) for key in tail[0] if key != "iteration"},
-                "curve": curve,
             }
         began = time.monotonic()
         found = list(choices(coreset, plan.sampling, job, data.test))
@@ -231,42 +229,36 @@ class Workplace:
             row["test"] = chosen.judged_on(test)
         return row | {"judge_seconds": _since(began)}
 
-    def _construct(
-        self, job: dict[str, Any], seed: int, plan: Plan, data: Dataset
-    ) -> tuple[Construction, list[dict[str, Any]], Plan]:
+    def _construct(self, job: dict[str, Any], seed: int, plan: Plan, data: Dataset) -> tuple[Construction, Plan]:
         began = time.monotonic()
         initial = self._saved(job | {"label": job["initial"]}, seed, data) if "initial" in job else None
         most = job.get("iterations", plan.construction.iterations)
         part = job.get("every", most)
-        curve: list[dict[str, Any]] = []
         for iterations in range(part, most + 1, part):
             plan = replace(plan, construction=replace(plan.construction, iterations=iterations))
             made = run_construction(
                 data,
                 self.experts(job),
                 plan.method,
-                build_method(plan.method, plan.method_options),
+                build_gradient_method(plan.method, plan.method_options),
                 plan.construction,
                 network=NETWORK,
                 checkpoint=self._order.folder / f"{_name(job, seed)}.checkpoint",
                 initial=initial,
-                device=self._device,
+                device=self._place.device,
             )
             if _since(began) > job.get("seconds", math.inf):
                 break
-            if job.get("curve") and iterations < most:
-                chosen = best(list(choices(made.coreset, plan.sampling, job | {"sampling": [{}]}, data.test)))
-                curve.append({"iterations": iterations, **chosen.as_json()})
         made.discard_checkpoint()
         made.coreset.save(self._order.folder / f"{_name(job, seed)}.safetensors", compact=True)
-        return made, curve, plan
+        return made, plan
 
     def _plan(self, job: dict[str, Any], seed: int) -> Plan:
         return plan_for(job, seed, self._order.expert_count, self._order.epochs)
 
     def _expert_folder(self, job: dict[str, Any]) -> Path:
         trained = f"{self._order.held_out}-{self._order.expert_count}x{self._order.epochs}"
-        return self._order.data_dir / f"experts-{_input(job)}-{trained}"
+        return self._order.data_dir / f"experts-{job['dataset']}-{trained}"
 
     def _saved(self, job: dict[str, Any], seed: int, data: Dataset) -> Coreset:
         return replace(Coreset.load(self._order.folder / f"{_name(job, seed)}.safetensors"), transform=data.transform)
@@ -280,7 +272,7 @@ class Workplace:
 
 
 def draws_from_experts(job: dict[str, Any]) -> bool:
-    return job["method"] != "random" and needs_experts(build_method(job["method"], {}))
+    return job["method"] != "random" and build_gradient_method(job["method"]).needs_source
 
 
 def summary(row: dict[str, Any]) -> str:
@@ -291,12 +283,11 @@ def summary(row: dict[str, Any]) -> str:
     text = " ".join(f"{key}={value}" for key, value in changes.items())
     seconds = f"{row.get('construct_seconds', 0):.0f}+{row['judge_seconds']:.0f}s"
     pace = f"{row.get('iterations', 0)} x {1e3 * row.get('seconds_per_iteration', 0):.1f}ms"
-    curve = " ".join(f"{at['iterations']}:{_figures(at)}" for at in row.get("curve", []))
     found = "; ".join(f"{json.dumps(c['sampling'])}@{c['steps']} {_figures(c)}" for c in row["choices"])
     test = f" TEST {_figures(row['test'])}" if "test" in row else ""
-    cell = f"{_input(job)} {job['ipc']} {job.get('label', job['method'])} s{row['seed']}"
+    cell = f"{job['dataset']} {job['ipc']} {job.get('label', job['method'])} s{row['seed']}"
     chosen = f"CHOSEN @{row['chosen']['steps']} {_figures(row['chosen'])}"
-    return f"{cell} [{text}] {seconds} {pace}: {curve} | {found} | {chosen}{test} {json.dumps(row.get('last', {}))}"
+    return f"{cell} [{text}] {seconds} {pace}: {found} | {chosen}{test} {json.dumps(row.get('last', {}))}"
 
 
 def _figures(found: dict[str, Any]) -> str:
@@ -306,18 +297,12 @@ def _figures(found: dict[str, Any]) -> str:
 
 def _construction(job: dict[str, Any]) -> dict[str, Any]:
     """What of a job decides its points."""
-    return {key: value for key, value in job.items() if key not in ("seeds", "sampling", "lengths", "curve", "test")}
-
-
-def _input(job: dict[str, Any]) -> str:
-    """What experts are trained on, and how."""
-    rate = job.get("expert_learning_rate")
-    return job["dataset"] + ("-whitened" if job.get("whiten") else "") + (f"-rate{rate}" if rate else "")
+    return {key: value for key, value in job.items() if key not in ("seeds", "sampling", "lengths", "test")}
 
 
 def _name(job: dict[str, Any], seed: int) -> str:
     label = job.get("label", job["method"])
-    return f"{_input(job)}-ipc{job['ipc']}-{label}-seed{seed}"
+    return f"{job['dataset']}-ipc{job['ipc']}-{label}-seed{seed}"
 
 
 def _since(began: float) -> float:
@@ -333,7 +318,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        return f"experts of {_input(self.job)}" if self.seed is None else _name(self.job, self.seed)
+        return f"experts of {self.job['dataset']}" if self.seed is None else _name(self.job, self.seed)
 
     def needs(self) -> set[str]:
         """The names of the tasks that must come first, if they are to be done at all."""
@@ -346,7 +331,7 @@ class Task:
 
 
 def tasks_of(jobs: Sequence[dict[str, Any]]) -> list[Task]:
-    experts = {_input(job): job for job in jobs if draws_from_experts(job)}
+    experts = {job["dataset"]: job for job in jobs if draws_from_experts(job)}
     return [Task(job) for job in experts.values()] + [Task(job, seed) for job in jobs for seed in job.get("seeds", [0])]
 
 

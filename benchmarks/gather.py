@@ -20,7 +20,6 @@ KEPT = (
     "seconds_per_iteration",
     "peak_memory",
     "last",
-    "curve",
     "chosen",
     "test",
 )
@@ -36,7 +35,6 @@ def shortened(row: dict[str, Any]) -> dict[str, Any]:
     job = row["job"]
     cell = {"dataset": job["dataset"], "ipc": job["ipc"], "label": job.get("label", job["method"])}
     cell |= {"method": job["method"], "initial": job.get("initial")}
-    cell |= {"whiten": True} if job.get("whiten") else {}
     plan = {name: row["plan"][name] for name in SETTINGS}
     return cell | {key: row[key] for key in KEPT if key in row} | {"plan": plan}
 

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from pseudocoresets.models import PoissonRegression as PoissonRegression
     from pseudocoresets.models import SoftmaxRegression as SoftmaxRegression
     from pseudocoresets.models.networks import build_network as build_network
+    from pseudocoresets.presets import Preset as Preset
+    from pseudocoresets.presets import preset as preset
     from pseudocoresets.sources.experts import Experts as Experts
     from pseudocoresets.sources.experts import load_experts as load_experts
     from pseudocoresets.sources.experts import train_experts as train_experts
@@ -71,6 +73,7 @@ _HOMES = {
         "SoftmaxRegression",
     ),
     "pseudocoresets.models.networks": ("build_network",),
+    "pseudocoresets.presets": ("Preset", "preset"),
     "pseudocoresets.sources.experts": ("Experts", "load_experts", "train_experts"),
     "pseudocoresets.sources.reference": ("reference_posterior",),
 }

@@ -112,7 +112,7 @@ class Coreset:
 
     def show(self, path: str | os.PathLike[str]) -> None:
         """Write a picture: one row per class, its name at the side, in true pixel space."""
-        from pseudocoresets._report.pictures import save_class_rows
+        from pseudocoresets._io.pictures import save_class_rows
 
         save_class_rows(path, self.to_pixels(), self.hard_labels, self.classes)
 

@@ -151,10 +151,11 @@ def test_samplers_that_accept_or_reject_see_one_potential(
 
 
 @pytest.mark.parametrize("sampler", ["sghmc", "hmc", "mala"])
-def test_other_samplers_work(coreset: pc.Coreset, digits: Dataset, sampler: str) -> None:
-    few = {**FEW, "steps": 20, "step_size": 0.02}
-    report = pc.evaluate(pc.sample_posterior(coreset, sampler, **few), digits.test)
-    assert 0 <= report.accuracy.mean <= 1
+def test_other_samplers_move_towards_the_posterior(coreset: pc.Coreset, digits: Dataset, sampler: str) -> None:
+    few = {**FEW, "samples": 1, "step_size": 0.02}
+    chains = [pc.sample_posterior(coreset, sampler, **{**few, "steps": steps}) for steps in (1, 40)]
+    nll = [pc.evaluate(samples, digits.test).nll for samples in chains]
+    assert nll[1].mean < nll[0].mean
 
 
 @given(steps=st.integers(1, 500), samples=st.integers(1, 50), burn_in=st.floats(0, 0.99))

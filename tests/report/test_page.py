@@ -8,18 +8,19 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
 import typer
 from browser import find_chromium, visit
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pseudocoresets._cli.report import report
 from pseudocoresets._report import write_report
-from pseudocoresets._report.charts import linear_axis, log_series, thinned
+from pseudocoresets._report.charts import Series, curves, log_series, reliability_diagram, reliability_series, thinned
 from pseudocoresets._report.page import SNIPPET
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.seeds import generator_for
@@ -76,17 +77,15 @@ def coreset_of(noise: float, classes: tuple[str, ...] | None = None) -> Coreset:
     chosen = torch.cat([(data.train.labels == label).nonzero()[:2, 0] for label in range(10)])
     images = data.transform(data.train.images[chosen])
     images = images + noise * torch.randn(images.shape, generator=generator_for(0, "report test"))
-    weights = torch.full((20,), 65.0)
-    names = classes or data.classes
     return Coreset(
         images,
         data.train.labels[chosen],
-        weights,
-        data.transform,
-        names,
+        torch.full((20,), 65.0),
         1300,
         "digits",
         "cd",
+        data.transform,
+        classes or data.classes,
         flippable=False,
     )
 
@@ -97,8 +96,11 @@ def write_run(folder: Path, protocol: str = "cold") -> Path:
     coreset_of(0.0).save(folder / "initial.safetensors")
     coreset_of(0.0).save(folder / "control.safetensors")
     (folder / "metrics.json").write_text(json.dumps(metrics_of(protocol)))
-    settings = {"dataset": "digits", "construct": {"expert_epochs": 2, "gamma": 50.0, "augment": True, "stop": None}}
-    (folder / "config.json").write_text(json.dumps(settings))
+    configuration = {
+        "dataset": "digits",
+        "construct": {"expert_epochs": 2, "gamma": 50.0, "augment": True, "stop": None},
+    }
+    (folder / "config.json").write_text(json.dumps(configuration))
     records = [
         {"iteration": i, "loss": 0.2 / (1 + i), "positive": 2 / (1 + i / 9), "negative": 1.8 / (1 + i / 9)}
         for i in range(500)
@@ -295,13 +297,49 @@ def test_the_command_prints_where_the_page_is(run_folder: Path, tmp_path: Path) 
     assert out.read_bytes() == (run_folder / "report.html").read_bytes()
 
 
-@given(st.floats(-1e100, 1e100), st.floats(-1e100, 1e100))
-def test_an_axis_holds_its_values_between_a_few_ticks(first: float, second: float) -> None:
-    low, high = min(first, second), max(first, second)
-    axis = linear_axis("", low, high)
-    slack = 1e-8
-    assert 2 <= len(axis.ticks) <= 9
-    assert -slack <= axis.place(low) <= axis.place(high) <= 1 + slack
+def places(chart: str) -> list[tuple[float, float]]:
+    """Where the first curve of a chart lies, in the units of its view box."""
+    path = re.search(r'class="curve".*?<path d="([^"]*)"', chart, re.DOTALL)
+    assert path is not None
+    numbers = [float(text) for text in re.findall(r"-?\d+(?:\.\d+)?(?:e-?\d+)?", path[1])]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5))
+@example([1e308, -1e308])
+@example([5e-324, 1e308])
+@example([5e-324, 0.0])
+@example([0.0])
+def test_a_curve_of_any_finite_values_keeps_their_order_within_the_chart(values: list[float]) -> None:
+    chart = curves("Loss", "", [Series("loss", "third", list(enumerate(map(float, values))))], "loss")
+    ElementTree.fromstring(str(chart).replace("<svg", '<svg xmlns:xlink="x"', 1))
+    assert "inf" not in chart and "nan" not in chart
+    curve = places(chart)
+    assert all(0 <= x <= 420 and 0 <= y <= 270 for x, y in curve)
+    if values[0] > values[-1]:
+        assert curve[0][1] <= curve[-1][1]
+    elif values[0] < values[-1]:
+        assert curve[0][1] >= curve[-1][1]
+
+
+def test_bins_of_a_reliability_diagram_that_make_no_sense_are_left_out() -> None:
+    nonsense = [None, "0.5", 10**400, -1.0, 1e308, float("nan")]
+    columns = {"confidence": [0.4, *nonsense, 0.8], "accuracy": [0.5, *nonsense, 0.7], "count": [3, *nonsense, 0]}
+    series = reliability_series("coreset", "first", columns)
+    assert series.points == [(0.4, 0.5)]
+    assert reliability_diagram("Reliability", "", [series]).count('class="curve"') == 2
+
+
+@pytest.mark.parametrize("value", ["1e308", "-1e308", "5e-324", "1e999", "NaN", "1" * 400, "null", '"x"', "[1]"])
+def test_extreme_values_in_files_still_give_a_page(run_folder: Path, value: str) -> None:
+    line = f'{{"iteration": %d, "loss": {value}, "positive": 1.0}}\n'
+    (run_folder / "log.jsonl").write_text("".join(line % iteration for iteration in range(450)))
+    (run_folder / "metrics.json").write_text(
+        f'{{"accuracy": {{"mean": {value}, "std": {value}, "values": {value}}}, "seconds": {value}}}'
+    )
+    (run_folder / "config.json").write_text(f'{{"setting": {value}}}')
+    assert "Energy of both phases" in text_of(write_report(run_folder))
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=700))
@@ -326,7 +364,9 @@ LOOK = """(() => {
   return {
     images: [...document.images].map(i => [i.complete, i.naturalWidth, i.naturalHeight, i.alt, ...box(i)]),
     charts: [...document.querySelectorAll('svg')].map(s => [s.getAttribute('aria-label'), ...box(s)]),
-    lines: [...document.querySelectorAll('svg polyline')].map(l => box(l)),
+    lines: [...document.querySelectorAll('svg .curve')].map(l => box(l)),
+    inks: [...document.querySelectorAll('svg .curve path, svg text')].map(e => getComputedStyle(e))
+      .map(s => s.stroke == 'none' ? s.fill : s.stroke),
     results: [...document.querySelectorAll('table.results tbody tr')].map(r => r.innerText),
     cells: [...document.querySelectorAll('th')].every(h => h.scope),
     overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
@@ -341,6 +381,11 @@ def luminance(colour: str) -> float:
     channels = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return sum(share * value for share, value in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def contrast(first: str, second: str) -> float:
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed (Debian: apt-get install chromium)")
@@ -363,12 +408,12 @@ def test_a_browser_shows_table_pictures_and_plots(run_folder: Path, tmp_path: Pa
     ]
     assert all(min(size) > 150 for _, *size in look["charts"])
     assert len(look["lines"]) == 6 and all(max(size) > 50 for size in look["lines"])
+    assert all(contrast(ink, look["ground"]) > 3 for ink in look["inks"])
     assert any("Accuracy" in row and "75.0 ± 1.6 %" in row and "+15.0" in row for row in look["results"])
     assert look["cells"]
     assert look["overflow"] <= 0
-    low, high = sorted((luminance(look["ground"]), luminance(look["ink"])))
     assert (luminance(look["ground"]) < 0.1) == dark
-    assert (high + 0.05) / (low + 0.05) > 7
+    assert contrast(look["ink"], look["ground"]) > 7
     assert seen.screenshot.startswith(b"\x89PNG")
 
 

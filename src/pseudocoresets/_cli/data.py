@@ -142,7 +142,7 @@ def _measured(dataset: Dataset) -> dict[str, Any]:
 
 def _save_samples(dataset: Dataset, path: Path) -> Path:
     """The first training images of each class, one row a class; at most the first classes of many."""
-    from pseudocoresets._report.pictures import save_class_rows
+    from pseudocoresets._io.pictures import save_class_rows
 
     classes = dataset.classes[:CLASSES_SHOWN]
     chosen = [

@@ -1,74 +1,70 @@
-"""Charts as inline SVG. Colours come from the page's style sheet, so they follow its light or dark scheme."""
+"""Charts as inline SVG, drawn by Matplotlib. Their colours are those of the page's style sheet, light or dark."""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from pseudocoresets._report.wording import is_number
+from pseudocoresets._report.wording import is_number, number
 from pseudocoresets.core.errors import FileFormatError
 
-WIDTH, HEIGHT = 420, 270
-SQUARE_HEIGHT = 430
-"""With this height, equal steps along both axes of a diagram are equally long."""
-LEFT, RIGHT, TOP, BOTTOM = 54, 12, 34, 42
+WIDTH, HEIGHT, SQUARE_HEIGHT = 420, 270, 420
+POINTS_PER_INCH = 72
+LETTERS = 11.5
 MOST_POINTS = 200
 LOG_SCALE_FROM = 50.0
 """A curve whose largest value is this many times its smallest is drawn on a logarithmic scale."""
+PLAIN_SIZES = 1e-100, 1e100
+"""Values beyond these sizes are drawn in units of the largest, so that no axis overflows."""
+STAND_INS = {"first": "#000001", "second": "#000002", "third": "#000003", "muted": "#000004", "rule": "#000005"}
+"""Colours as Matplotlib writes them; in the page each becomes the variable of that name in page.css."""
+DASHES = {"second": (0, (4, 2)), "muted": (0, (1, 2))}
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Series:
-    """A named line; ``style`` names its colour and dashes in the style sheet."""
+    """A named line; ``style`` names its colour in the style sheet."""
 
     name: str
     style: str
     points: Sequence[Point]
-    radii: Sequence[float] | None = None
-    """With radii, every point is drawn as a disc, and the line between them only hints at their order."""
-
-
-@dataclass(frozen=True)
-class Axis:
-    """Where values lie along one side: from ``low`` at 0 to ``high`` at 1."""
-
-    title: str
-    low: float
-    high: float
-    ticks: Sequence[float]
-    logarithmic: bool = False
-
-    def place(self, value: float) -> float:
-        low, high = self.low, self.high
-        if self.logarithmic:
-            value, low, high = math.log10(value), math.log10(low), math.log10(high)
-        return (value - low) / (high - low)
+    areas: Sequence[float] | None = None
+    """With areas, every point is drawn as a disc, and the line between them only hints at their order."""
 
 
 def curves(title: str, description: str, series: Sequence[Series], y_title: str) -> Markup:
     """Lines over iterations, on a logarithmic scale where the values span orders of magnitude."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
     values = [y for line in series for _, y in line.points]
-    iterations = [x for line in series for x, _ in line.points]
-    x_axis = linear_axis("iteration", min(iterations), max(iterations), tight=True)
-    if min(values) > 0 and max(values) / min(values) >= LOG_SCALE_FROM:
-        y_axis = logarithmic_axis(y_title, min(values), max(values))
-    else:
-        y_axis = linear_axis(y_title, min(values), max(values))
-    return _chart(title, description, x_axis, y_axis, series)
+    logarithmic = min(values) > 0 and max(values) / min(values) >= LOG_SCALE_FROM
+    unit = 1.0 if logarithmic else _unit(values)
+    figure, axes = _figure(HEIGHT)
+    for line in series:
+        heights = [math.log10(y) if logarithmic else y / unit for _, y in line.points]
+        _draw(axes, line, [x for x, _ in line.points], heights)
+    axes.set(xlabel="iteration", ylabel=y_title if unit == 1.0 else f"{y_title}, in units of {unit:g}")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=logarithmic))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _power(value) if logarithmic else number(value)))
+    return _svg(figure, title, description, legend=len(series) > 1)
 
 
 def reliability_diagram(title: str, description: str, series: Sequence[Series]) -> Markup:
     """Accuracy against confidence; on the diagonal, a classifier is as sure as it is right."""
-    ticks = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    ideal = Series("ideal", "ideal", [(0.0, 0.0), (1.0, 1.0)])
-    axes = Axis("confidence", 0.0, 1.0, ticks), Axis("accuracy", 0.0, 1.0, ticks)
-    return _chart(title, description, *axes, [ideal, *series], SQUARE_HEIGHT)
+    figure, axes = _figure(SQUARE_HEIGHT)
+    for line in (Series("ideal", "muted", [(0.0, 0.0), (1.0, 1.0)]), *series):
+        _draw(axes, line, [x for x, _ in line.points], [y for _, y in line.points])
+    axes.set(xlabel="confidence", ylabel="accuracy", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
+    return _svg(figure, title, description, legend=True)
 
 
 def reliability_series(name: str, style: str, reliability: Mapping[str, Any]) -> Series:
@@ -80,16 +76,16 @@ def reliability_series(name: str, style: str, reliability: Mapping[str, Any]) ->
             "The reliability figures of the metrics must hold equally long lists of confidence, accuracy and "
             "count; restore metrics.json or run again."
         )
-    bins = zip(*lists, strict=True)
-    filled = [(float(x), float(y), float(count)) for x, y, count in bins if count and is_number(x) and is_number(y)]
-    total = sum(count for *_, count in filled) or 1.0
-    radii = [1.5 + 10 * math.sqrt(count / total) for *_, count in filled]
-    return Series(name, style, [(x, y) for x, y, _ in filled], radii)
+    bins = [tuple(map(float, row)) for row in zip(*lists, strict=True) if all(map(is_number, row))]
+    filled = [(x, y, count) for x, y, count in bins if 0 <= x <= 1 and 0 <= y <= 1 and count > 0]
+    largest = max((count for *_, count in filled), default=1.0)
+    return Series(name, style, [(x, y) for x, y, _ in filled], [5 + 200 * count / largest for *_, count in filled])
 
 
 def log_series(name: str, style: str, log: Sequence[Mapping[str, Any]], key: str) -> Series | None:
     """The finite values of ``key`` over iterations, averaged over neighbours if there are very many."""
-    points = [(float(record["iteration"]), float(record[key])) for record in log if is_number(record.get(key))]
+    pairs = [(record["iteration"], record.get(key)) for record in log]
+    points = [(float(x), float(y)) for x, y in pairs if is_number(x) and is_number(y)]
     return Series(name, style, thinned(points)) if len(points) > 1 else None
 
 
@@ -100,99 +96,60 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     return [(_mean([x for x, _ in part]), _mean([y for _, y in part])) for part in parts]
 
 
-def linear_axis(title: str, low: float, high: float, tight: bool = False) -> Axis:
-    """About five round ticks; unless ``tight``, the axis ends at ticks."""
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
-        margin = abs(low) / 2 or 0.5
-        low, high = low - margin, high + margin
-    rough = (high - low) / 5
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * (1 - 1e-9))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    ticks = [number * step for number in range(first, last + 1)]
-    if tight:
-        return Axis(title, low, high, [tick for tick in ticks if low <= tick <= high])
-    return Axis(title, ticks[0], ticks[-1], ticks)
-
-
-def logarithmic_axis(title: str, low: float, high: float) -> Axis:
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    stride = max(1, -(-(last - first) // 6))
-    return Axis(title, 10.0**first, 10.0**last, [10.0**p for p in range(first, last + 1, stride)], True)
-
-
-def tick_text(value: float) -> str:
-    return f"{value:.6g}".replace("-", "\N{MINUS SIGN}") if abs(value) < 1e6 else f"{value:.0e}"
-
-
-def _chart(
-    title: str, description: str, x_axis: Axis, y_axis: Axis, series: Sequence[Series], height: int = HEIGHT
-) -> Markup:
-    def x_of(value: float) -> float:
-        return LEFT + x_axis.place(value) * (WIDTH - LEFT - RIGHT)
-
-    def y_of(value: float) -> float:
-        return height - BOTTOM - y_axis.place(value) * (height - TOP - BOTTOM)
-
-    parts = [
-        Markup('<svg class="chart" role="img" viewBox="0 0 {} {}" aria-label="{}">').format(
-            WIDTH, height, f"{title}. {description}"
-        ),
-        *_x_ticks(x_axis, x_of, height),
-        *_y_ticks(y_axis, y_of, height),
-        *(_line(line, x_of, y_of) for line in series),
-        *(_legend(series) if len(series) > 1 else []),
-    ]
-    return Markup("\n").join([*parts, Markup("</svg>")])
-
-
-def _x_ticks(axis: Axis, place: Callable[[float], float], height: int) -> list[Markup]:
-    bottom = height - BOTTOM
-    marks = [
-        Markup('<text x="{:.1f}" y="{}" text-anchor="middle">{}</text>').format(
-            place(tick), bottom + 17, tick_text(tick)
-        )
-        for tick in axis.ticks
-    ]
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    title = Markup('<text class="axis" x="{}" y="{}" text-anchor="middle">{}</text>')
-    return [*marks, title.format(middle, height - 6, axis.title)]
-
-
-def _y_ticks(axis: Axis, place: Callable[[float], float], height: int) -> list[Markup]:
-    marks = []
-    for tick in axis.ticks:
-        y = place(tick)
-        line = Markup('<line class="grid" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>')
-        text = Markup('<text x="{}" y="{:.1f}" text-anchor="end">{}</text>')
-        marks += [line.format(LEFT, WIDTH - RIGHT, y, y), text.format(LEFT - 6, y + 4, tick_text(tick))]
-    middle = (TOP + height - BOTTOM) / 2
-    title = Markup('<text class="axis" text-anchor="middle" transform="translate(12 {}) rotate(-90)">{}</text>')
-    return [*marks, title.format(middle, axis.title)]
-
-
-def _line(series: Series, x_of: Callable[[float], float], y_of: Callable[[float], float]) -> Markup:
-    places = [(x_of(x), y_of(y)) for x, y in series.points]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    style = f"{series.style} faint" if series.radii else series.style
-    line = Markup('<polyline class="line {}" points="{}"/>').format(style, path)
-    discs = [
-        Markup('<circle class="disc {}" cx="{:.1f}" cy="{:.1f}" r="{:.1f}"/>').format(series.style, x, y, radius)
-        for (x, y), radius in zip(places, series.radii or (), strict=bool(series.radii))
-    ]
-    return Markup("").join([line, *discs])
-
-
-def _legend(series: Sequence[Series]) -> list[Markup]:
-    """Names above the plot, each after a sample of its line; widths are estimated from the letters."""
-    left, parts = float(LEFT), []
-    for line in series:
-        sample = Markup('<line class="line {}" x1="{:.0f}" x2="{:.0f}" y1="16" y2="16"/>')
-        text = Markup('<text x="{:.0f}" y="20">{}</text>')
-        parts += [sample.format(line.style, left, left + 22), text.format(left + 28, escape(line.name))]
-        left += 28 + 6.6 * len(line.name) + 16
-    return parts
-
-
 def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    """Divided before they are added, so that large values do not overflow."""
+    return math.fsum(value / len(values) for value in values)
+
+
+def _unit(values: Sequence[float]) -> float:
+    largest = max(map(abs, values))
+    return 1.0 if largest == 0 or PLAIN_SIZES[0] < largest < PLAIN_SIZES[1] else largest
+
+
+def _power(exponent: float) -> str:
+    return number(10.0**exponent) if -4 <= exponent <= 4 else f"1e{exponent:g}"
+
+
+def _figure(height: int) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure((WIDTH / POINTS_PER_INCH, height / POINTS_PER_INCH), layout="constrained", facecolor="none")
+    axes = figure.subplots()
+    axes.set_facecolor("none")
+    axes.spines[:].set_visible(False)
+    axes.grid(axis="y", color=STAND_INS["rule"], linewidth=0.8)
+    axes.tick_params(length=0, colors=STAND_INS["muted"], labelsize=LETTERS)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set(color=STAND_INS["muted"], size=LETTERS)
+    return figure, axes
+
+
+def _draw(axes: Any, line: Series, x: Sequence[float], y: Sequence[float]) -> None:
+    colour, dashes = STAND_INS[line.style], DASHES.get(line.style, "solid")
+    faint = line.areas is not None or line.style == "muted"
+    width, opacity = (1.0, 0.6) if faint else (1.6, 1.0)
+    axes.plot(x, y, color=colour, linestyle=dashes, linewidth=width, alpha=opacity, label=line.name, gid="curve")
+    if line.areas is not None:
+        axes.scatter(x, y, s=line.areas, color=colour, alpha=0.6, linewidths=0)
+
+
+def _svg(figure: Any, title: str, description: str, legend: bool) -> Markup:
+    """The same chart gives the same text: identifiers are derived from the title, and no date is written."""
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    if legend:
+        where = {"loc": "outside upper left", "ncols": len(figure.axes[0].lines)}
+        figure.legend(frameon=False, labelcolor=STAND_INS["muted"], fontsize=LETTERS, **where)
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index(">", text.index("<svg")) + 1 :]
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="(curve)?[^"]*"', lambda match: '<g class="curve"' if match[1] else "<g", text)
+    for name, colour in STAND_INS.items():
+        text = text.replace(colour, f"var(--{name})")
+    width, height = (round(POINTS_PER_INCH * length) for length in figure.get_size_inches())
+    opening = Markup('<svg class="chart" role="img" viewBox="0 0 {} {}" aria-label="{}">')
+    return opening.format(width, height, f"{title}. {description}") + Markup(text)

@@ -14,12 +14,13 @@ from markupsafe import Markup
 from PIL import Image
 
 from pseudocoresets._io.files import write_text
+from pseudocoresets._io.pictures import GAP, fitting_scale, image_block
 from pseudocoresets._report import charts
-from pseudocoresets._report.pictures import GAP, fitting_scale, image_block
 from pseudocoresets._report.results import average, result_groups, section
 from pseudocoresets._report.run_folder import CORESET_FILE, Run, read_run
 from pseudocoresets._report.wording import as_text, count_of, duration, flattened, number
 from pseudocoresets.coreset import Coreset, library_versions
+from pseudocoresets.inference.settings import PROTOCOLS
 
 REPORT_FILE = "report.html"
 BLOCK_WIDTH = 340
@@ -27,11 +28,6 @@ BLOCK_WIDTH = 340
 PIXEL_BUDGET = 2_000_000
 """Pixels shown of one set of images; beyond it, the page shows the first few of each class."""
 
-PROTOCOLS = {
-    "cold": "Chains start from a fresh random initialisation and see only the coreset.",
-    "point": "A network is trained on the coreset from scratch by SGD with momentum: a point estimate.",
-    "expert": "Chains start from the parameters of an expert that was trained on the full data.",
-}
 LEAK = (
     "This protocol leaks the full data into the answer through the experts' parameters, where the chains "
     "start. Its figures say something about the coreset only beside those of the control, which starts from "
@@ -54,7 +50,7 @@ POSTERIOR = {
     "steps": "Steps",
     "chains": "Chains",
     "burn_in": "Share of steps before the first sample",
-    "samples": "Samples a chain",
+    "samples": "Samples per chain",
     "augment": "Augmented",
     "mixed_kinds": "Each image its own kind of augmentation",
     "augmentation": "Augmentation",
@@ -132,7 +128,7 @@ def _network(run: Run) -> str:
 def _facts(run: Run) -> list[tuple[str, str]]:
     coreset = run.coreset
     channels, height, width = coreset.images.shape[1:]
-    images = f"{len(coreset)} of {width} × {height} × {channels}, {number(coreset.images_per_class)} a class"
+    images = f"{len(coreset)} of {width} × {height} × {channels}, {number(coreset.images_per_class)} per class"
     size = (run.folder / CORESET_FILE).stat().st_size
     return [
         ("Data set", f"{coreset.source}, {count_of(len(coreset.classes), 'class', 'classes')}"),

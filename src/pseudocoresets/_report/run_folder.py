@@ -73,7 +73,7 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
         try:
             record = json.loads(line)
             records[int(record["iteration"])] = record
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             raise FileFormatError(
                 f"Line {number} of '{path}' is not a JSON object with an iteration; restore the file from a copy."
             ) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ def number(value: Any) -> str:
     """Four significant digits, or a dash for what is missing."""
     if not is_number(value):
         return NOTHING
-    if value == int(value) and abs(value) < 1e9:
+    if abs(value) < 1e9 and value == int(value):
         return with_minus(f"{int(value):,}")
     return with_minus(f"{value:.4g}")
 
@@ -25,7 +26,7 @@ def as_text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):
-        return number(value) if math.isfinite(value) else str(value)
+        return number(value) if is_number(value) else str(value)
     if isinstance(value, list | tuple):
         return ", ".join(as_text(item) for item in value)
     if isinstance(value, Mapping):
@@ -64,4 +65,7 @@ def with_minus(text: str) -> str:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether it is a finite number that a float can hold; JSON has integers of any length."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return math.isfinite(value) if isinstance(value, float) else abs(value) <= sys.float_info.max

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends import Backend, MeanEnergies, PlainBackend
+from pseudocoresets.backends import Backend, ChainPlan, MeanEnergies, PlainBackend
 from pseudocoresets.core.energy import DifferentiatedModel, Energy, Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
@@ -160,26 +160,14 @@ class Problem:
         steps: int,
         randomness: Randomness,
         noisy: bool = True,
-        keep_at: Collection[int] = (),
     ) -> Tensor:
         """The end (chains, size) of ``steps`` kernel steps from ``start`` on the posterior of ``points``; no graph.
 
-        Without noise, the temperature is zero: Langevin is then gradient descent. With ``keep_at``, the positions
-        (kept, chains, size) after these steps, counted from 1.
+        Without noise, the temperature is zero: Langevin is then gradient descent.
         """
         frame = self.frame(points)
-        kept = self.backend.run_chain(
-            kernel,
-            frame.enter(start),
-            frame.energy,
-            points,
-            steps,
-            randomness,
-            augmentation=self.augmentation,
-            noisy=noisy,
-            keep_at=keep_at,
-        )
-        return torch.stack([frame.leave(position) for position in kept]) if keep_at else frame.leave(kept[-1])
+        plan = ChainPlan(kernel, frame.energy, points, steps, self.augmentation, noisy)
+        return frame.leave(self.backend.run_chain(plan, frame.enter(start), randomness)[-1])
 
     def perturbed(self, theta: Tensor, sigma: float, points: Points, randomness: Randomness) -> Tensor:
         """theta + sigma xi, xi ~ N(0, I) (chains, size); theta + sigma L xi in coordinates whitened by L."""

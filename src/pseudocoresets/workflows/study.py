@@ -83,7 +83,7 @@ class Study:
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write ``posterior.json``, ``distance.png`` and the coresets; returns the folder."""
-        from pseudocoresets._report.study_plot import save_plot
+        from pseudocoresets.workflows.study_plot import save_plot
 
         folder = Path(folder)
         write_json(folder / "posterior.json", self.as_json())

@@ -16,7 +16,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from pseudocoresets._cli.show import show
-from pseudocoresets._report.pictures import (
+from pseudocoresets._io.pictures import (
     BACKGROUND,
     GAP,
     MARGIN,
@@ -146,7 +146,7 @@ def digits_coreset() -> Coreset:
     data = load_dataset("digits")
     chosen = torch.tensor([int((data.train.labels == label).nonzero()[0]) for label in range(10)])
     images, labels = data.transform(data.train.images[chosen]), data.train.labels[chosen]
-    return Coreset(images, labels, torch.full((10,), 130.0), data.transform, data.classes, 1300, "digits", "random")
+    return Coreset(images, labels, torch.full((10,), 130.0), 1300, "digits", "random", data.transform, data.classes)
 
 
 def test_the_command_shows_a_coreset_in_the_pixels_of_its_data(tmp_path: Path) -> None:
