@@ -15,8 +15,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pseudocoresets import data as data
+    from pseudocoresets import gradients as gradients
     from pseudocoresets import kernels as kernels
     from pseudocoresets import methods as methods
+    from pseudocoresets import models as models
     from pseudocoresets.construction import ConstructionSettings as ConstructionSettings
     from pseudocoresets.construction import construct as construct
     from pseudocoresets.core.errors import DataUnavailableError as DataUnavailableError
@@ -80,7 +83,7 @@ _HOMES = {
 """The public names by the module that defines each; a name is imported when it is first used."""
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_NAMESPACES = ("kernels", "methods")
+_NAMESPACES = ("data", "gradients", "kernels", "methods", "models")
 
 __all__ = sorted((*_HOME_OF, *_NAMESPACES))
 
