@@ -34,24 +34,19 @@ from scipy.optimize import minimize
 
 from provenance import provenance
 from pseudocoresets._io.files import write_json
+from pseudocoresets.construction import construct
 from pseudocoresets.core.errors import DivergenceError
-from pseudocoresets.core.gaussian import Gaussian
-from pseudocoresets.posterior import (
-    METHODS,
-    GaussianMean,
-    LogisticRegression,
-    MemoryData,
-    NutsPlan,
-    Points,
-    PosteriorProblem,
-    gaussian_fit,
-    kl_divergence,
-    reference_posterior,
-)
+from pseudocoresets.core.gaussian import Gaussian, kl_divergence
+from pseudocoresets.core.points import Points, Rows
+from pseudocoresets.inference import gaussian_moments
+from pseudocoresets.methods import Problem, row_problem
+from pseudocoresets.methods.solver import full_data, nearest_gaussian, smooth_model
+from pseudocoresets.models import GaussianMean, LogisticRegression
+from pseudocoresets.sources.reference import reference_posterior
 
 SIZES = (10, 30, 100)
 SHARED = ("uniform", "frank-wolfe", "giga", "sparse-vi")
-OURS = (*SHARED, "fkl", "cd", "rkl", "psvi", "wasserstein")
+OURS = (*SHARED, "moments", "cd", "gaussian-rkl", "gaussian-psvi", "laplace-w2")
 QUICK_SECONDS = 0.1
 REPEATS = 9
 WORTH_A_LONG_RUN = 25.0
@@ -215,29 +210,27 @@ def _coreset_projector(bc: Any, side: Any) -> Any:
 # --- our side and the score -----------------------------------------------------------------------
 
 
-def build_with_ours(problem: PosteriorProblem, method: str, size: int, seed: int) -> tuple[Points, dict[str, float]]:
-    entry = METHODS[method]
+def build_with_ours(problem: Problem, method: str, size: int, seed: int) -> tuple[Points, dict[str, float]]:
     watch = Stopwatch()
-    fresh = PosteriorProblem(problem.model, problem.data)
-    points = entry.build(fresh, size, seed)
-    return points, watch.read()
+    made = construct(full_data(problem), model=smooth_model(problem), method=method, size=size, seed=seed)
+    return made.points, watch.read()
 
 
-def signed(problem: PosteriorProblem, points: Points) -> Points:
+def signed(problem: Problem, points: Points) -> Points:
     """Hard labels of logistic regression written into the signs of x, so that equal coresets get equal scores."""
     hard = bool(((points.y == 0) | (points.y == 1)).all())
-    if not (isinstance(problem.model, LogisticRegression) and hard):
+    if not (isinstance(smooth_model(problem), LogisticRegression) and hard):
         return points
     return Points((2 * points.y - 1)[:, None] * points.x, torch.ones_like(points.y), points.weights)
 
 
-def score(problem: PosteriorProblem, full: Gaussian, points: Points) -> tuple[float, str]:
+def score(problem: Problem, full: Gaussian, points: Points) -> tuple[float, str]:
     """KL(full || coreset) and how the coreset's Gaussian was found."""
     try:
         same = signed(problem, points)
-        fit, how = gaussian_fit(problem.model, same, plan=NutsPlan(150, 150, 2))
+        fit, how = gaussian_moments(same, smooth_model(problem), samples=150, warmup=150)
         if how == "nuts" and float(kl_divergence(full, fit)) < WORTH_A_LONG_RUN:
-            fit, how = gaussian_fit(problem.model, same, plan=NutsPlan(2000, 300, 4))
+            fit, how = gaussian_moments(same, smooth_model(problem), samples=2000, warmup=300)
         return float(kl_divergence(full, fit)), how
     except DivergenceError:
         return math.inf, "failed"
@@ -246,26 +239,26 @@ def score(problem: PosteriorProblem, full: Gaussian, points: Points) -> tuple[fl
 # --- the settings ---------------------------------------------------------------------------------
 
 
-def gaussian_setting(seed: int) -> tuple[PosteriorProblem, Any]:
+def gaussian_setting(seed: int) -> tuple[Problem, Any]:
     x = np.random.RandomState(1000 + seed).randn(1000, 100) + 1
-    data = MemoryData(torch.from_numpy(x), torch.zeros(len(x), dtype=torch.float64))
-    return PosteriorProblem(GaussianMean(dimension=100), data), GaussianSide(x)
+    data = Rows(torch.from_numpy(x), torch.zeros(len(x), dtype=torch.float64))
+    return row_problem(GaussianMean(dimension=100), data), GaussianSide(x)
 
 
-def logistic_setting(dimension: int) -> Callable[[int], tuple[PosteriorProblem, Any]]:
+def logistic_setting(dimension: int) -> Callable[[int], tuple[Problem, Any]]:
     """The peer's own example: x ~ N(0, I), theta = (3, ..., 3); one data set, seeds are those of the construction."""
 
-    def setting(seed: int) -> tuple[PosteriorProblem, Any]:
+    def setting(seed: int) -> tuple[Problem, Any]:
         stream = np.random.RandomState(dimension)
         x = stream.randn(10000, dimension)
         y = (stream.rand(10000) <= 1 / (1 + np.exp(-3 * x.sum(1)))).astype(float)
-        data = MemoryData(torch.from_numpy(x), torch.from_numpy(y))
-        return PosteriorProblem(LogisticRegression(dimension), data), LogisticSide(x, y)
+        data = Rows(torch.from_numpy(x), torch.from_numpy(y))
+        return row_problem(LogisticRegression(dimension), data), LogisticSide(x, y)
 
     return setting
 
 
-SETTINGS: dict[str, Callable[[int], tuple[PosteriorProblem, Any]]] = {
+SETTINGS: dict[str, Callable[[int], tuple[Problem, Any]]] = {
     "gaussian-100": gaussian_setting,
     "logistic-10": logistic_setting(10),
     "logistic-50": logistic_setting(50),
@@ -323,19 +316,19 @@ class Run:
         cells = self.cells[side].get(method, {})
         return self.options.only_missing and all(str(seed) in cells.get(str(size), {}) for size in sizes)
 
-    def full_posterior(self, problem: PosteriorProblem) -> Gaussian:
+    def full_posterior(self, problem: Problem) -> Gaussian:
         if self.name.startswith("gaussian"):
-            return problem.approximation
-        plan = NutsPlan(self.options.reference_draws, 300, 4)
-        reference, again = (reference_posterior(problem, plan, seed, self.options.cache) for seed in (0, 1))
+            return nearest_gaussian(problem)
+        data, model, draws = full_data(problem), smooth_model(problem), self.options.reference_draws
+        reference, again = (
+            reference_posterior(data, model, draws, 300, seed=seed, cache=self.options.cache) for seed in (0, 1)
+        )
         self.entry["reference"] = reference.summary()
         self.entry["noise_floor_kl"] = float(kl_divergence(reference.gaussian, again.gaussian))
         self.entry["rank_bound_kl"] = {str(size): rank_bound(reference.gaussian, size) for size in SIZES}
         return reference.gaussian
 
-    def peer(
-        self, problem: PosteriorProblem, full: Gaussian, side: Any, method: str, sizes: tuple[int, ...], seed: int
-    ) -> None:
+    def peer(self, problem: Problem, full: Gaussian, side: Any, method: str, sizes: tuple[int, ...], seed: int) -> None:
         subsample = None if self.name.startswith("gaussian") else self.options.peer_subsample
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -344,7 +337,7 @@ class Run:
                 self.note("peer", method, size, seed, score(problem, full, points), seconds)
         self.save()
 
-    def ours(self, problem: PosteriorProblem, full: Gaussian, method: str, seed: int) -> None:
+    def ours(self, problem: Problem, full: Gaussian, method: str, seed: int) -> None:
         for size in self.options.sizes:
             ((points, seconds),) = typical(lambda size=size: [build_with_ours(problem, method, size, seed)])
             self.note("ours", method, size, seed, score(problem, full, points), seconds)

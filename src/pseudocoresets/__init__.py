@@ -38,6 +38,12 @@ if TYPE_CHECKING:
     from pseudocoresets.inference import PosteriorSamples as PosteriorSamples
     from pseudocoresets.inference import SamplingSettings as SamplingSettings
     from pseudocoresets.inference import sample_posterior as sample_posterior
+    from pseudocoresets.models import FunctionModel as FunctionModel
+    from pseudocoresets.models import GaussianMean as GaussianMean
+    from pseudocoresets.models import LinearRegression as LinearRegression
+    from pseudocoresets.models import LogisticRegression as LogisticRegression
+    from pseudocoresets.models import PoissonRegression as PoissonRegression
+    from pseudocoresets.models import SoftmaxRegression as SoftmaxRegression
     from pseudocoresets.models.networks import build_network as build_network
     from pseudocoresets.presets import Preset as Preset
     from pseudocoresets.presets import preset as preset
@@ -61,6 +67,14 @@ _HOMES = {
     "pseudocoresets.data": ("Dataset", "load_dataset"),
     "pseudocoresets.evaluation": ("EvaluationReport", "distance", "evaluate"),
     "pseudocoresets.inference": ("PosteriorSamples", "SamplingSettings", "sample_posterior"),
+    "pseudocoresets.models": (
+        "FunctionModel",
+        "GaussianMean",
+        "LinearRegression",
+        "LogisticRegression",
+        "PoissonRegression",
+        "SoftmaxRegression",
+    ),
     "pseudocoresets.models.networks": ("build_network",),
     "pseudocoresets.presets": ("Preset", "preset"),
     "pseudocoresets.sources.experts": ("Experts", "load_experts", "train_experts"),

@@ -46,8 +46,12 @@ def test_what_cannot_be_rows_is_refused(x: object, y: object, sentence: str) -> 
 
 
 def test_a_batch_is_drawn_uniformly_with_replacement() -> None:
+    rows, randomness = Rows(torch.arange(40.0)[:, None], torch.arange(40.0)), Randomness.for_purpose(0)
+    drawn = torch.cat([rows.batch(39, randomness)[0] for _ in range(200)])
+    counts = torch.bincount(drawn[:, 0].long(), minlength=40)
+    assert float(((counts - 195) / (7800 * 1 / 40 * 39 / 40) ** 0.5).abs().max()) < 4.5
+
+
+def test_a_batch_of_as_many_as_there_are_is_all_of_them() -> None:
     rows = Rows(torch.arange(4.0)[:, None], torch.arange(4.0))
-    x, y = rows.batch(4000, Randomness.for_purpose(0))
-    assert torch.equal(x[:, 0], y)
-    counts = torch.bincount(y.long(), minlength=4)
-    assert float(((counts - 1000) / (4000 * 0.25 * 0.75) ** 0.5).abs().max()) < 4.5
+    assert torch.equal(rows.batch(9, Randomness.for_purpose(0))[0], rows.x)

@@ -64,7 +64,8 @@ class Rows:
         return self.x.index_select(0, indices), self.y.index_select(0, indices)
 
     def batch(self, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
-        return self.rows(random_positions(len(self), size, randomness))
+        """``size`` rows drawn with replacement, or all of them once where that is no more."""
+        return (self.x, self.y) if size >= len(self) else self.rows(random_positions(len(self), size, randomness))
 
 
 AnyRows: TypeAlias = FullData | tuple[Any, Any] | Any

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,11 +24,8 @@ from torch import Tensor
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
+from pseudocoresets.core.parameterisation import TargetRange
 from pseudocoresets.core.points import FullData
-
-PseudoTarget: TypeAlias = Literal["fixed", "real", "positive", "unit", "simplex"]
-"""What the target of a synthetic point may become: it keeps a real point's, or any number, a positive one, one between
-zero and one, or a vector of class probabilities."""
 
 
 class Expectation(NamedTuple):
@@ -47,7 +44,9 @@ class SmoothModel(Model, Protocol):
     """A ``Model`` that can be averaged over a Gaussian."""
 
     @property
-    def pseudo_target(self) -> PseudoTarget: ...
+    def pseudo_target(self) -> TargetRange:
+        """What the target of a synthetic point may become."""
+        ...
 
     @property
     def classes(self) -> int:

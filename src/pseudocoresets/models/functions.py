@@ -11,7 +11,8 @@ from torch import Tensor
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
-from pseudocoresets.models.expectation import Expectation, PseudoTarget, average_over_nodes
+from pseudocoresets.core.parameterisation import TargetRange
+from pseudocoresets.models.expectation import Expectation, average_over_nodes
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class FunctionModel:
     log_likelihood_function: Callable[[Tensor, Tensor, Tensor], Tensor]
     log_prior_function: Callable[[Tensor], Tensor]
     size: int
-    pseudo_target: PseudoTarget = "fixed"
+    pseudo_target: TargetRange = "fixed"
     classes: int = 0
     """How many classes the targets name; needed where ``pseudo_target`` is ``"simplex"``."""
 

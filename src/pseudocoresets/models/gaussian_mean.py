@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
-from pseudocoresets.models.expectation import Expectation, PseudoTarget, require_features
+from pseudocoresets.core.parameterisation import TargetRange
+from pseudocoresets.models.expectation import Expectation, require_features
 from pseudocoresets.models.prior import NormalPrior
 
 
@@ -24,7 +25,7 @@ class GaussianMean(NormalPrior):
     covariance: Tensor | None = None
     dimension: int = 0
     """Needed only when ``covariance`` is left out, which means the identity."""
-    pseudo_target: PseudoTarget = "fixed"
+    pseudo_target: TargetRange = "fixed"
 
     classes: ClassVar[int] = 0
     has_gaussian_posterior: ClassVar[bool] = True

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
+from pseudocoresets.core.parameterisation import TargetRange
 from pseudocoresets.core.targets import Array
 from pseudocoresets.models.expectation import (
     Expectation,
-    PseudoTarget,
     average_over_nodes,
     hermite,
     require_features,
@@ -38,7 +38,7 @@ class LinearPredictorModel(NormalPrior, ABC):
     features: int
     prior_scale: float = 1.0
 
-    pseudo_target: ClassVar[PseudoTarget]
+    pseudo_target: ClassVar[TargetRange]
     classes: ClassVar[int] = 0
     has_gaussian_posterior: ClassVar[bool] = False
 
@@ -108,7 +108,7 @@ class LinearRegression(LinearPredictorModel):
         if not self.noise_scale > 0:
             raise InputError(f"The noise scale must be positive; got {self.noise_scale}.")
 
-    pseudo_target: ClassVar[PseudoTarget] = "real"
+    pseudo_target: ClassVar[TargetRange] = "real"
     has_gaussian_posterior: ClassVar[bool] = True
 
     def log_density(self, eta: Tensor, y: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class LinearRegression(LinearPredictorModel):
 class LogisticRegression(LinearPredictorModel):
     """P(y = 1 | x) = 1 / (1 + exp(-x . theta)); y is 0 or 1, or between for a soft label."""
 
-    pseudo_target: ClassVar[PseudoTarget] = "unit"
+    pseudo_target: ClassVar[TargetRange] = "unit"
 
     def check_data(self, x: Tensor, y: Tensor) -> None:
         super().check_data(x, y)
@@ -156,7 +156,7 @@ class LogisticRegression(LinearPredictorModel):
 class PoissonRegression(LinearPredictorModel):
     """y ~ Poisson(exp(x . theta)); a synthetic y may be any positive number."""
 
-    pseudo_target: ClassVar[PseudoTarget] = "positive"
+    pseudo_target: ClassVar[TargetRange] = "positive"
 
     def check_data(self, x: Tensor, y: Tensor) -> None:
         super().check_data(x, y)
@@ -183,7 +183,7 @@ class SoftmaxRegression(NormalPrior):
     classes: int
     prior_scale: float = 1.0
 
-    pseudo_target: ClassVar[PseudoTarget] = "simplex"
+    pseudo_target: ClassVar[TargetRange] = "simplex"
     has_gaussian_posterior: ClassVar[bool] = False
 
     @property
