@@ -24,18 +24,15 @@ import numpy as np
 import torch
 
 from provenance import provenance
-from pseudocoresets._io.files import write_json
+from pseudocoresets._io.files import read_tensors, write_json, write_tensors
+from pseudocoresets.core.gaussian import kl_divergence
+from pseudocoresets.core.points import Points
 from pseudocoresets.core.targets import WhitenedTarget, all_points, whitened_target
 from pseudocoresets.data.tables import ParquetData
-from pseudocoresets.kernels.nuts import sample_nuts
-from pseudocoresets.posterior import (
-    METHODS,
-    LogisticRegression,
-    Points,
-    PosteriorProblem,
-    fit_gaussian,
-    kl_divergence,
-)
+from pseudocoresets.kernels import NUTS
+from pseudocoresets.methods import METHODS, row_problem
+from pseudocoresets.models.glm import LogisticRegression
+from pseudocoresets.sources.gaussian_fit import GaussianFit, fit_gaussian
 
 WARMUP = 150
 """Steps before the measured draws, long enough for the step size to settle."""
@@ -62,14 +59,15 @@ def build(path: Path, out: Path, size: int, method: str) -> dict[str, Any]:
     """The construction alone; run in a process of its own."""
     began = time.perf_counter()
     data = ParquetData(path, "y")
-    problem = PosteriorProblem(LogisticRegression(len(data.features)), data)
-    points = METHODS[method].build(problem, size)
+    model = LogisticRegression(len(data.features))
+    fit = GaussianFit(model, data)
+    points = METHODS[method]().solve(row_problem(model, data, fit), size)
     seconds = time.perf_counter() - began
-    points.save(out)
-    full, fitted = problem.approximation, fit_gaussian(problem.model, points)
+    write_tensors(out, {"x": points.x, "y": points.y, "weights": points.weights}, {})
+    full, fitted = fit.gaussian, fit_gaussian(model, points)
     return {
         "build_seconds": seconds,
-        "approximation_seconds": problem.approximation_seconds,
+        "approximation_seconds": fit.seconds,
         "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
         "kl_full_coreset_nearest_gaussians": float(kl_divergence(full, fitted)),
         "kl_coreset_full_nearest_gaussians": float(kl_divergence(fitted, full)),
@@ -87,11 +85,11 @@ def seconds_per_draw(target: WhitenedTarget, draws: int, seeds: int) -> dict[str
     by_seed = []
     for seed in range(seeds):
         marks = _Marks(WARMUP)
-        run = sample_nuts(target, start, draws, WARMUP, seed, metric="diagonal", progress=marks)
+        run = NUTS().run(target, start, draws, WARMUP, seed, marks)
         clock += time.perf_counter() - marks.clock
         processor += time.process_time() - marks.processor
-        leapfrogs += float(run.leapfrogs[0])
-        by_seed.append(float(run.leapfrogs[0]) / draws)
+        leapfrogs += float(run.gradients[0])
+        by_seed.append(float(run.gradients[0]) / draws)
     return {
         "chains": seeds,
         "draws": draws,
@@ -127,7 +125,7 @@ class _Marks:
 def measure_sampling(path: Path, coreset: Path) -> dict[str, Any]:
     data = ParquetData(path, "y")
     model = LogisticRegression(len(data.features))
-    points = Points.load(coreset)
+    points = Points(**read_tensors(coreset)[0])
     gaussian = fit_gaussian(model, points)
     small = seconds_per_draw(whitened_target(model, points, gaussian), 1000, 5)
     large = seconds_per_draw(whitened_target(model, all_points(data), gaussian), 50, 1)
@@ -140,7 +138,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=1_000_000)
     parser.add_argument("--dimension", type=int, default=50)
     parser.add_argument("--size", type=int, default=100)
-    parser.add_argument("--method", default="fkl")
+    parser.add_argument("--method", default="moments")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/posterior_scale.json"))
     parser.add_argument("--build-only", type=Path, nargs=2, metavar=("DATA", "CORESET"), help=argparse.SUPPRESS)
     options = parser.parse_args()
