@@ -47,17 +47,18 @@ import torch
 from torch import Tensor
 
 from provenance import provenance
-from pseudocoresets.construction.loop import Construction, build_method, needs_experts, network_for, run_construction
-from pseudocoresets.core.devices import resolve_device
-from pseudocoresets.core.progress import Silent
+from pseudocoresets.construction.loop import Construction, network_for, run_construction
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import Dataset, Split, load_dataset
 from pseudocoresets.evaluation.metrics import all_metrics
 from pseudocoresets.inference.sampling import PosteriorSamples, sample_posterior
 from pseudocoresets.inference.settings import SamplingSettings
+from pseudocoresets.methods import build_gradient_method
 from pseudocoresets.sources.experts import Experts, load_experts
-from pseudocoresets.workflows.plan import make_plan
-from pseudocoresets.workflows.run import Plan, control_coreset, experts_for
+from pseudocoresets.workflows.evaluate import control_coreset
+from pseudocoresets.workflows.place import workplace as device_place
+from pseudocoresets.workflows.plan import Plan, make_plan
+from pseudocoresets.workflows.run import experts_for
 
 NETWORK = "convnet:depth=3,width=128"
 SPACING = 40
@@ -163,7 +164,7 @@ class Workplace:
         self._order = order
         self._data: dict[str, tuple[Dataset, Split]] = {}
         self._experts: dict[str, Experts] = {}
-        self._device = resolve_device("auto")
+        self._place = device_place()
 
     def data(self, job: dict[str, Any]) -> tuple[Dataset, Split]:
         """Training data with the held-out part for its test data, and the real test data."""
@@ -179,7 +180,7 @@ class Workplace:
         _ = data.transform
         prepared = _since(began)
         plan = self._plan(job | {"method": "cd", "options": {}}, 0)
-        experts_for(plan, data, self._expert_folder(job), self._device, Silent())
+        experts_for(plan, data, self._expert_folder(job), self._place)
         return {
             "experts": job["dataset"],
             "count": self._order.expert_count,
@@ -239,12 +240,12 @@ class Workplace:
                 data,
                 self.experts(job),
                 plan.method,
-                build_method(plan.method, plan.method_options),
+                build_gradient_method(plan.method, plan.method_options),
                 plan.construction,
                 network=NETWORK,
                 checkpoint=self._order.folder / f"{_name(job, seed)}.checkpoint",
                 initial=initial,
-                device=self._device,
+                device=self._place.device,
             )
             if _since(began) > job.get("seconds", math.inf):
                 break
@@ -271,7 +272,7 @@ class Workplace:
 
 
 def draws_from_experts(job: dict[str, Any]) -> bool:
-    return job["method"] != "random" and needs_experts(build_method(job["method"], {}))
+    return job["method"] != "random" and build_gradient_method(job["method"]).needs_source
 
 
 def summary(row: dict[str, Any]) -> str:

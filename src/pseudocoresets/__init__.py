@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pseudocoresets.inference import SamplingSettings as SamplingSettings
     from pseudocoresets.inference import sample_posterior as sample_posterior
     from pseudocoresets.models.networks import build_network as build_network
+    from pseudocoresets.presets import Preset as Preset
+    from pseudocoresets.presets import preset as preset
     from pseudocoresets.sources.experts import Experts as Experts
     from pseudocoresets.sources.experts import load_experts as load_experts
     from pseudocoresets.sources.experts import train_experts as train_experts
@@ -53,6 +55,7 @@ _HOMES = {
     "pseudocoresets.evaluation": ("EvaluationReport", "evaluate"),
     "pseudocoresets.inference": ("PosteriorSamples", "SamplingSettings", "sample_posterior"),
     "pseudocoresets.models.networks": ("build_network",),
+    "pseudocoresets.presets": ("Preset", "preset"),
     "pseudocoresets.sources.experts": ("Experts", "load_experts", "train_experts"),
 }
 """The public names by the module that defines each; a name is imported when it is first used."""

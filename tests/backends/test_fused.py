@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pseudocoresets.backends import PlainBackend, choose_backend
-from pseudocoresets.construction.loop import run_construction
+from pseudocoresets.backends import ChainPlan, PlainBackend, choose_backend
+from pseudocoresets.construction.loop import Construction, run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.errors import DeviceMemoryError, InputError
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
 from pseudocoresets.data import Dataset, load_dataset
-from pseudocoresets.inference.sampling import PosteriorSamples
+from pseudocoresets.inference import PosteriorSamples
 from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.kernels import Langevin
-from pseudocoresets.methods import ContrastiveDivergence, Points, Problem
+from pseudocoresets.methods import ContrastiveDivergence, Points
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
 from pseudocoresets.sources.experts import train_experts
@@ -186,7 +186,7 @@ def test_what_cannot_be_captured_goes_the_plain_way_with_one_warning(caplog: pyt
     points = Points(torch.ones(2, 1, 8, 8), torch.arange(2), torch.ones(2))
     start, backend = network.initialise(0, 2), Uncooperative("cpu")
     ends = [
-        each.run_chain(Langevin(0.1), start, energy, points, 3, Randomness.for_purpose(0))
+        each.run_chain(ChainPlan(Langevin(0.1), energy, points, 3), start, Randomness.for_purpose(0))
         for each in (PlainBackend(), backend, backend)
     ]
     assert torch.equal(ends[0], ends[1])
@@ -269,9 +269,8 @@ def test_one_expert_that_does_not_fit_is_an_error_with_numbers(
 
 def test_predictions_that_do_not_fit_are_made_in_halves(digits: Dataset) -> None:
     network = build_network("mlp:width=16", digits.shape, 10)
-    samples = PosteriorSamples(
-        network.initialise(0, 4).unflatten(0, (2, 2)), network, digits.transform, "cold", SamplingSettings(chains=2)
-    )
+    parameters, settings = network.initialise(0, 4).unflatten(0, (2, 2)), SamplingSettings(chains=2)
+    samples = PosteriorSamples(parameters, Classifier(network), "cold", settings, transform=digits.transform)
     images = digits.test.images[:37]
     whole = samples.predict(images)
 
@@ -284,25 +283,26 @@ def test_predictions_that_do_not_fit_are_made_in_halves(digits: Dataset) -> None
     torch.testing.assert_close(replace(samples, backend=Scarce()).predict(images), whole)
 
 
-def test_a_construction_without_memory_keeps_its_checkpoint(digits: Dataset, tmp_path: Path) -> None:
+def test_a_construction_without_memory_keeps_its_checkpoint(
+    digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     experts = train_experts(digits, "mlp:width=16", 1, epochs=3, device="cpu")
+    path, calls, whole = tmp_path / "checkpoint", 0, ContrastiveDivergence.loss
 
-    class Hungry(ContrastiveDivergence):
-        calls = 0
+    def hungry(self: ContrastiveDivergence, *rest: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 26:
+            raise torch.OutOfMemoryError("Tried to allocate 9 GiB. More text")
+        return whole(self, *rest)
 
-        def loss(self, points: Points, problem: Problem, randomness: Randomness):  # type: ignore[no-untyped-def]
-            Hungry.calls += 1
-            if Hungry.calls > 25:
-                raise torch.OutOfMemoryError("Tried to allocate 9 GiB. More text")
-            return super().loss(points, problem, randomness)
+    def run() -> Construction:
+        chosen = ConstructionSettings(iterations=50, learning_rate=1.0)
+        method = ContrastiveDivergence(expert_epochs=1, steps=2)
+        return run_construction(digits, experts, "cd", method, chosen, checkpoint=path, device="cpu")
 
-    path = tmp_path / "checkpoint"
-    chosen = ConstructionSettings(iterations=50, learning_rate=1.0)
+    monkeypatch.setattr(ContrastiveDivergence, "loss", hungry)
     with pytest.raises(DeviceMemoryError, match=r"--ipc.*Tried to allocate 9 GiB"):
-        run_construction(digits, experts, "cd", Hungry(expert_epochs=1, steps=2), chosen, checkpoint=path, device="cpu")
-    Hungry.calls = -1000
-    made = run_construction(
-        digits, experts, "cd", Hungry(expert_epochs=1, steps=2), chosen, checkpoint=path, device="cpu"
-    )
-    assert len(made.history) == 50
-    assert Hungry.calls == -1000 + 30
+        run()
+    assert len(run().history) == 50
+    assert calls == 26 + 30

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pseudocoresets.backends import Backend, PlainBackend, choose_backend
+from pseudocoresets.backends import Backend, ChainPlan, PlainBackend, choose_backend
 from pseudocoresets.construction.loop import run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
@@ -112,18 +112,9 @@ def test_every_fused_kernel_agrees_with_itself(
 ) -> None:
     """Four noiseless steps in blocks of two, kept in the middle and at the end."""
     start, energy = network.initialise(0, 2, "cuda"), Energy(Classifier(network), data_size=1000)
+    plan = ChainPlan(kernel, energy, points, 4, noisy=False, schedule=schedule, keep_at={2, 4})
     plain, fast = (
-        backend.run_chain(
-            kernel,
-            start,
-            energy,
-            points,
-            4,
-            Randomness.for_purpose(0, "kernel", device="cuda"),
-            noisy=False,
-            schedule=schedule,
-            keep_at={2, 4},
-        )
+        backend.run_chain(plan, start, Randomness.for_purpose(0, "kernel", device="cuda"))
         for backend in (PlainBackend(), FusedBackend("cuda"))
     )
     moved = (plain - start).norm(dim=-1)

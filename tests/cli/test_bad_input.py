@@ -102,7 +102,7 @@ def test_evaluate_names_the_nearest(
     ("option", "value", "sentence"),
     [
         ("--protocol", "warm", "cold, point, expert; got 'warm'"),
-        ("--preset", "slow", "quick, paper; got 'slow'"),
+        ("--preset", "slow", "quick, paper, or a JSON file; got 'slow'"),
         ("--device", "abacus", "auto, cpu or cuda; got 'abacus'"),
         ("--network", "mlp:depht=2", "does not take these options"),
         ("--network", "mlp:deep", "key=value"),
@@ -118,9 +118,12 @@ def test_evaluate_names_the_nearest(
         ("--chains", "0", "at least one chain"),
         ("--sampling-steps", "10", "do not fit"),
         ("--set", "expert_epochs", "--set NAME=VALUE"),
-        ("--set", "ahaed=1", "does not take these options"),
+        ("--set", "stesp=1", "Did you mean 'steps'"),
         ("--set", "steps=2.5", "whole number"),
         ("--set", "steps=0", "steps >= 1"),
+        ("--set", "steps=none", "The option 'steps' of the method 'cd' is a whole number; got None"),
+        ("--set", "step_size=abc", "The option 'step_size' of the method 'cd' is a number; got 'abc'"),
+        ("--set", "max_start_epoch=soon", "a whole number or none; got 'soon'"),
         ("--set", "kernel=hcm", "Did you mean 'hmc'"),
     ],
 )
@@ -285,7 +288,7 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(
     (tmp_path / "file").write_text("a file where a folder is wanted")
     monkeypatch.setattr("pseudocoresets.sources.experts.train._Trainer.train", _too_late)
     monkeypatch.setattr(ContrastiveDivergence, "loss", _too_late)
-    monkeypatch.setattr("pseudocoresets.workflows.run.sample_posterior", _too_late)
+    monkeypatch.setattr("pseudocoresets.workflows.evaluate.sample_posterior", _too_late)
     folder_wanted = command in ("experts", "run", "compare")
     out = place if folder_wanted else f"{place}/out.png"
     arguments = {

@@ -231,3 +231,14 @@ def test_the_command_is_a_process_with_an_exit_status(start_bpc: Callable[..., s
     assert process.returncode == 2
     assert output == ""
     assert errors == "Error: There is no file 'missing.safetensors'.\n"
+
+
+def test_an_option_of_the_last_version_works_with_one_sentence_on_standard_error(
+    bpc: Invoke, experts_folder: Path, tmp_path: Path
+) -> None:
+    small = ("--experts", experts_folder, "--iterations", 2, "--set", "steps=2", "--device", "cpu")
+    made = bpc("construct", "--out", "c.safetensors", "--set", "ahead=1", *small)
+    assert made.exit_code == 0, made.stderr
+    warned = [line for line in made.stderr.splitlines() if line.startswith("Warning: ")]
+    assert warned == ["Warning: Options of the method 'cd' have new names: write expert_epochs=1 instead of ahead=1."]
+    assert pc.Coreset.load(tmp_path / "c.safetensors").configuration["method"]["expert_epochs"] == 1

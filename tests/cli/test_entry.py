@@ -7,15 +7,13 @@ import subprocess
 import sys
 
 SLOW_IMPORT = """
-import sys, types, time
+import sys, time
 class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == "pseudocoresets._cli.app":
             sys.stderr.write("importing\\n"); sys.stderr.flush()
             time.sleep(60)
 sys.meta_path.insert(0, Slow())
-sys.modules["pseudocoresets"] = types.ModuleType("pseudocoresets")
-sys.modules["pseudocoresets"].__path__ = []
 from pseudocoresets.__main__ import main
 main()
 """

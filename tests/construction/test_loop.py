@@ -293,7 +293,7 @@ def test_a_learning_rate_that_is_too_high_is_named(digits: Dataset, experts: Exp
         ({"weights": "some"}, "'full' or 'unit'"),
         ({"initialisation": "randm"}, "Did you mean 'random'"),
         ({"nonsense": 1}, "Unknown settings: nonsense"),
-        ({"method_options": {"ahed": 1}}, "does not take these options"),
+        ({"method_options": {"expert_epoch": 1}}, "no option 'expert_epoch'. Did you mean 'expert_epochs'"),
         ({"method_options": {"steps": 2.5}}, "'steps' of the method 'cd' is a whole number; got 2.5"),
         ({"method_options": {"steps": "many"}}, "whole number"),
         ({"method_options": {"kernel": "hcm"}}, "Did you mean 'hmc'"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pseudocoresets.core.devices import fit_threads
+from pseudocoresets.core.devices import threads_for
 
 
 @pytest.fixture
@@ -31,5 +31,6 @@ def test_threads(
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     else:
         monkeypatch.setenv("OMP_NUM_THREADS", chosen)
-    fit_threads(shape)
-    assert torch.get_num_threads() == expected
+    with threads_for(shape):
+        assert torch.get_num_threads() == expected
+    assert torch.get_num_threads() == 2

@@ -17,8 +17,11 @@ GROUP = "pseudocoresets.tests"
 
 @pytest.fixture
 def plugins(monkeypatch: pytest.MonkeyPatch) -> Registry[object]:
-    """A registry of one part, beside two of an installed package, one of which is broken."""
-    points = [EntryPoint(*each, GROUP) for each in [("join", "os.path:join"), ("broken", "no_such_module:part")]]
+    """A registry of one part, beside three of an installed package, two of which are broken."""
+    points = [
+        EntryPoint(*each, GROUP)
+        for each in [("join", "os.path:join"), ("broken", "no_such_module:part"), ("text", "os:name")]
+    ]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points if group == GROUP else [])
     return Registry("part", {"own": 1}, GROUP)
 
@@ -27,17 +30,19 @@ def test_parts_of_installed_packages_are_found_by_name(plugins: Registry[object]
     import os
 
     assert plugins["join"] is os.path.join
-    assert list(plugins) == ["own", "join", "broken"] and len(plugins) == 3 and "join" in plugins
-    with pytest.raises(InputError, match=r"Did you mean 'join'\? Known: own, join, broken"):
+    assert list(plugins) == ["own", "join", "broken", "text"] and len(plugins) == 4 and "join" in plugins
+    with pytest.raises(InputError, match=r"Did you mean 'join'\? Known: own, join, broken, text"):
         plugins["joi"]
 
 
-def test_a_broken_plugin_is_one_sentence(plugins: Registry[object]) -> None:
-    with pytest.raises(
-        InputError, match=r"'broken' is the plug-in 'no_such_module:part'.*ModuleNotFoundError"
-    ) as found:
-        plugins["broken"]
-    assert found.value.__cause__ is None and found.value.__suppress_context__
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("broken", r"'no_such_module:part'.*ModuleNotFoundError"), ("text", "'os:name', which is not a part")],
+)
+def test_a_broken_plugin_is_one_sentence(plugins: Registry[object], name: str, problem: str) -> None:
+    with pytest.raises(InputError, match=f"'{name}' is the plug-in {problem}") as found:
+        plugins[name]
+    assert found.value.__context__ is None
     assert plugins["own"] == 1
 
 
@@ -61,7 +66,7 @@ def test_an_installed_package_adds_a_data_set(tmp_path: Path, monkeypatch: pytes
         "ENTRY = replace(DIGITS, name='tiny')\n"
     )
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    fresh: Registry[DatasetEntry] = Registry(DATASETS.kind, DATASETS._entries, DATASETS.group)
+    fresh: Registry[DatasetEntry] = Registry(DATASETS.kind, DATASETS._entries, DATASETS.group, DATASETS.accepts)
     monkeypatch.setattr("pseudocoresets.data.DATASETS", fresh)
     assert "tiny" in fresh
     assert load_dataset("tiny").name == "tiny"

@@ -25,10 +25,12 @@ from pseudocoresets.kernels import (
     KERNELS,
     MALA,
     SCHEDULES,
+    SGD,
     SGHMC,
     AnyKernel,
     Cosine,
     Cyclical,
+    Drop,
     DualAveraging,
     Langevin,
     Polynomial,
@@ -361,6 +363,9 @@ def test_divergence_is_reported() -> None:
         lambda: Cyclical(steps=3, cycles=4),
         lambda: Cyclical(steps=10, cycles=2, exploration=1.0),
         lambda: Cyclical(steps=10, cycles=2, exploration=0.8).keep_at(3),
+        lambda: SGD(0.1, momentum=1.0),
+        lambda: SGD(0.0),
+        lambda: Drop(at=-1),
         lambda: Cosine(steps=0),
         lambda: Polynomial(scale=0.0),
     ],
@@ -402,3 +407,17 @@ def test_schedule_scales_the_step() -> None:
     for schedule in (SCHEDULES[name](10) for name in SCHEDULES):
         run = run_chain(Langevin(0.1), torch.zeros(1, 1).double(), frozen, 10, seeded(), schedule=schedule)
         assert float(run.position) == pytest.approx(-0.1 * sum(schedule(t) for t in range(10)))
+
+
+def test_sgd_is_torchs_under_a_drop_of_the_rate() -> None:
+    """At any temperature, because it has no noise."""
+    start = torch.randn(2, 3, generator=seeded(), dtype=torch.double)
+    theta = start.clone().requires_grad_()
+    optimiser = torch.optim.SGD([theta], lr=0.05, momentum=0.8)
+    for step in range(8):
+        optimiser.param_groups[0]["lr"] = 0.05 if step < 5 else 0.005
+        optimiser.zero_grad()
+        gaussian().potential(theta).sum().backward()
+        optimiser.step()
+    run = run_chain(SGD(0.05, 0.8), start, gaussian(), 8, seeded(), schedule=Drop(5))
+    torch.testing.assert_close(run.position, theta.detach())

@@ -14,7 +14,7 @@ from methods_problems import gradients, network_points, network_problem
 
 from pseudocoresets.construction.loop import build_method, run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
-from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.errors import InputError, RenamedWarning
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.augmentation import dsa
@@ -22,9 +22,10 @@ from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.gradients import Differences, build_gradient
 from pseudocoresets.kernels import SGHMC, build_kernel
 from pseudocoresets.methods import BPTT, METHODS, ContrastiveDivergence, Problem, RealData
+from pseudocoresets.presets import PRESETS
+from pseudocoresets.presets import preset as preset_for
 from pseudocoresets.sources.experts import Experts, train_experts
 from pseudocoresets.workflows.plan import make_plan
-from pseudocoresets.workflows.presets import PRESETS, preset_for
 
 SMALL: dict[str, dict[str, Any]] = {
     "cd": {"expert_epochs": 1, "steps": 2},
@@ -176,7 +177,7 @@ def test_what_is_recorded_of_a_method_builds_it_again() -> None:
     ],
 )
 def test_old_option_names_work_with_a_warning(name: str, old: dict[str, Any], new: dict[str, Any]) -> None:
-    with pytest.warns(DeprecationWarning, match=f"'{name}' have new names"):
+    with pytest.warns(RenamedWarning, match=f"'{name}' have new names"):
         method = build_method(name, old)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

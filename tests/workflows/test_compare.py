@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +13,23 @@ import torch
 from typer.testing import CliRunner
 
 from pseudocoresets._cli.app import build_app
+from pseudocoresets._io.files import write_json
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.evaluation import METRICS
 from pseudocoresets.evaluation.paper import paper_figure
 from pseudocoresets.methods import METHODS, ContrastiveDivergence
+from pseudocoresets.presets import Preset
 from pseudocoresets.workflows import compare as comparing
-from pseudocoresets.workflows import plan as planning
-from pseudocoresets.workflows.presets import Preset
-from pseudocoresets.workflows.run import Plan
+from pseudocoresets.workflows.place import workplace
+from pseudocoresets.workflows.plan import Plan, make_plan
 
 TINY = Preset(
     expert_count=1,
     experts={"epochs": 2, "batch_size": 256},
     construction={"iterations": 2},
     sampling={"chains": 2, "steps": 4, "samples": 2},
-    method={"cd": {"steps": 2, "expert_epochs": 1}},
+    methods={"cd": {"steps": 2, "expert_epochs": 1}},
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def tiny_preset() -> Iterator[None]:
-    """Settings with which a cell takes a moment; the commands are the real ones."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "preset_for", lambda name, dataset, ipc: TINY)
-        yield
 
 
 @dataclass(frozen=True)
@@ -63,14 +56,21 @@ def method_registry() -> Any:
     METHODS._entries.update(before)
 
 
-def run(*arguments: str) -> Any:
-    fixed = ["--dataset", "digits", "--ipc", "1", "--network", "convnet:width=4", "--device", "cpu"]
-    return CliRunner().invoke(build_app(), ["compare", *fixed, *arguments], catch_exceptions=False)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """The real command, with a preset of the user's own with which a cell takes a moment."""
+    preset = tmp_path_factory.mktemp("preset") / "tiny.json"
+    write_json(preset, TINY.as_json())
+    fixed = ["--dataset", "digits", "--network", "convnet:width=4", "--device", "cpu", "--preset", str(preset)]
+
+    def invoke(*arguments: str) -> Any:
+        return CliRunner().invoke(build_app(), ["compare", *fixed, *arguments], catch_exceptions=False)
+
+    return invoke
 
 
 def plan_for(method: str, **settings: Any) -> Plan:
-    shared = {"dataset": "digits", "network": "convnet", "ipc": 1, "protocol": "cold", "sampler": "langevin"}
-    return planning.make_plan(**{**shared, "method": method, "preset": "quick", "seed": 0, **settings})
+    return make_plan(**{"dataset": "digits", "method": method, "preset": TINY, **settings})
 
 
 def rows_of(output: str) -> dict[str, dict[str, Any]]:
@@ -78,7 +78,7 @@ def rows_of(output: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def finished(run: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """One comparison of two methods over two seeds."""
     folder = tmp_path_factory.mktemp("compare") / "out"
     result = run("--methods", "cd,random", "--seeds", "2", "--out", str(folder), "--json")
@@ -114,30 +114,32 @@ def test_table_is_saved_as_json_and_markdown(finished: tuple[Path, Any]) -> None
     assert "prior scale" in lines[-1]
 
 
-def test_finished_cells_are_not_computed_again(finished: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_cells_are_not_computed_again(
+    run: Callable[..., Any], finished: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, before = finished
 
     def forbidden(*_: Any, **__: Any) -> None:
         raise AssertionError("a finished cell was computed again")
 
-    monkeypatch.setattr(comparing, "make_coreset", forbidden)
+    monkeypatch.setattr(comparing, "construct_plan", forbidden)
     monkeypatch.setattr(comparing, "judge_control", forbidden)
     again = run("--methods", "cd,random", "--seeds", "2", "--out", str(folder), "--json")
     assert json.loads(again.stdout) == json.loads(before.stdout)
 
 
 def test_other_settings_and_more_seeds_compute_only_what_is_missing(
-    finished: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Any], finished: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, before = finished
     made = []
-    real = comparing.make_coreset
+    real = comparing.construct_plan
 
     def counting(plan: Any, *arguments: Any) -> Any:
         made.append((plan.method, plan.construction.seed))
         return real(plan, *arguments)
 
-    monkeypatch.setattr(comparing, "make_coreset", counting)
+    monkeypatch.setattr(comparing, "construct_plan", counting)
     more = run("--methods", "cd", "--seeds", "3", "--out", str(folder), "--json")
     assert made == [("cd", 2)]
     first_two = rows_of(before.stdout)["cd"]["metrics"]["nll"]["values"]
@@ -148,7 +150,7 @@ def test_other_settings_and_more_seeds_compute_only_what_is_missing(
 
 
 def test_a_failing_method_is_a_row_and_the_others_go_on(
-    finished: tuple[Path, Any], tmp_path: Path, method_registry: Any
+    run: Callable[..., Any], finished: tuple[Path, Any], tmp_path: Path, method_registry: Any
 ) -> None:
     method_registry.add("hungry", Hungry)
     method_registry.add("failing", Failing)
@@ -172,16 +174,16 @@ def test_a_failing_method_is_a_row_and_the_others_go_on(
 
 
 def test_a_seed_that_fails_does_not_take_the_others_with_it(
-    finished: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Any], finished: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = comparing.make_coreset
+    real = comparing.construct_plan
 
     def diverges_at_seed_1(plan: Any, *arguments: Any) -> Any:
         if plan.construction.seed == 1:
             raise DivergenceError("The energy diverged; lower the learning rate.")
         return real(plan, *arguments)
 
-    monkeypatch.setattr(comparing, "make_coreset", diverges_at_seed_1)
+    monkeypatch.setattr(comparing, "construct_plan", diverges_at_seed_1)
     out = tmp_path / "out"
     experts = str(finished[0] / "experts")
     row = rows_of(run("--methods", "cd", "--seeds", "2", "--out", str(out), "--experts", experts, "--json").stdout)[
@@ -199,14 +201,29 @@ def test_an_interrupt_stops_the_comparison_and_leaves_what_was_done(
 
     out = tmp_path / "out"
     plans = {name: plan_for(name, network="convnet:width=4") for name in ("random", "cd")}
-    real = comparing.make_coreset
+    real = comparing.construct_plan
     monkeypatch.setattr(
-        comparing, "make_coreset", lambda plan, *rest: (interrupted if plan.method == "cd" else real)(plan, *rest)
+        comparing, "construct_plan", lambda plan, *rest: (interrupted if plan.method == "cd" else real)(plan, *rest)
     )
     with pytest.raises(KeyboardInterrupt):
-        comparing.run_comparison(plans, [0], out, experts_dir=finished[0] / "experts", device="cpu")
+        comparing.run_comparison(plans, [0], out, experts_dir=finished[0] / "experts", place=workplace("cpu"))
     rows = json.loads((out / "comparison.json").read_text())["rows"]
     assert [row["method"] for row in rows] == [comparing.CONTROL, "random"]
+
+
+def test_methods_that_are_sampled_in_other_ways_have_controls_of_their_own(
+    finished: tuple[Path, Any], tmp_path: Path
+) -> None:
+    names = ("random", "cd", "other")
+    plans = {name: plan_for("random", network="convnet:width=4") for name in names}
+    plans["cd"] = replace(plans["cd"], sampling=replace(plans["cd"].sampling, temperature=50.0))
+    table = comparing.run_comparison(plans, [0], tmp_path / "out", place=workplace("cpu"))
+    control, _, hot, own, _ = table.rows
+    assert [row.method for row in table.rows] == [control.method, "random", hot.method, "cd", "other"]
+    assert "cd" in hot.method
+    assert hot.metrics != control.metrics
+    assert own.metrics is not None and hot.metrics is not None and own.gain is not None
+    assert own.gain["nll"] == pytest.approx(own.metrics["nll"].mean - hot.metrics["nll"].mean)
 
 
 def test_paper_figures_stand_beside_our_own() -> None:
@@ -226,7 +243,12 @@ def test_paper_figures_stand_beside_our_own() -> None:
     ],
 )
 def test_temperature_prior_and_weights_reach_construction_and_sampling(
-    given: list[str], construction: float, sampling: float, tmp_path: Path, finished: tuple[Path, Any]
+    run: Callable[..., Any],
+    given: list[str],
+    construction: float,
+    sampling: float,
+    tmp_path: Path,
+    finished: tuple[Path, Any],
 ) -> None:
     experts = str(finished[0] / "experts")
     arguments = [*given, "--prior-scale", "0.3", "--weights", "unit", "--experts", experts]

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from pseudocoresets.workflows.plan import make_plan
-from pseudocoresets.workflows.run import Plan
+from pseudocoresets.workflows.plan import Plan, make_plan
 
 
 def plan_of(
@@ -51,6 +50,12 @@ def test_a_cyclical_sampler_of_a_preset_gives_way_to_a_named_one() -> None:
     assert plan_of("svhn", 10).sampling.schedule == "cyclical"
     named = plan_of("svhn", 10, sampler="langevin").sampling
     assert (named.schedule, named.step_size) == ("constant", 0.1)
+
+
+def test_a_method_that_is_named_is_sampled_as_it_was_built() -> None:
+    for method in ("cd", "bptt", "wasserstein"):
+        plan = plan_of("mnist", 10, method=method)
+        assert plan.sampling.mixed_kinds == plan.construction.mixed_kinds == (method == "bptt")
 
 
 def test_the_quick_preset_samples_by_langevin() -> None:

@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from pseudocoresets.construction.loop import Construction
-from pseudocoresets.core.progress import Silent
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.methods import BPTT, Loss, Wasserstein
 from pseudocoresets.sources.experts import Experts, train_experts
-from pseudocoresets.workflows.plan import make_plan
-from pseudocoresets.workflows.run import Plan, Stage, WorkFiles, construct_plan, make_coreset, run_plan
+from pseudocoresets.workflows.construct import WorkFiles, construct_plan
+from pseudocoresets.workflows.place import workplace
+from pseudocoresets.workflows.plan import Plan, Stage, make_plan
+from pseudocoresets.workflows.run import run_plan
 
-CPU = torch.device("cpu")
+CPU = workplace("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def test_experts_are_trained_where_something_draws_from_them(
 def test_a_run_that_needs_no_experts_trains_none(tmp_path: Path) -> None:
     plan = replace(plan_of("random"), control_draws=1)
     few = replace(plan.sampling, steps=4, samples=2, chains=1)
-    outcome = run_plan(replace(plan, sampling=few), tmp_path, device="cpu")
+    outcome = run_plan(replace(plan, sampling=few), tmp_path, place=CPU)
     assert not (tmp_path / "experts").exists()
     assert "experts" not in outcome.metrics["timings"]
     assert (tmp_path / "coreset.safetensors").exists()
@@ -91,7 +92,7 @@ def plan() -> Plan:
 
 def made_in(folder: Path, plan: Plan, digits: Dataset, experts: Experts) -> Construction:
     folder.mkdir(exist_ok=True)
-    return make_coreset(plan, digits, experts, folder, CPU, Silent(), keep_checkpoint=True)
+    return construct_plan(plan, digits, experts, WorkFiles.within(folder), CPU)
 
 
 def test_a_preset_names_what_comes_before_and_gives_it_what_is_to_be_made(plan: Plan) -> None:
@@ -169,7 +170,7 @@ def test_points_that_are_given_take_the_place_of_the_first_stage(
     given = made_in(tmp_path / "given", plan, digits, experts).initial
     monkeypatch.delattr(Wasserstein, "loss")
     files = WorkFiles(tmp_path / "c.checkpoint", tmp_path / "rescue")
-    made = construct_plan(plan, digits, experts, files, CPU, Silent(), initial=given)
+    made = construct_plan(plan, digits, experts, files, CPU, initial=given)
     assert made.before is None
     assert torch.equal(made.initial.images, given.images)
 

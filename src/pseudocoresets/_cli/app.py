@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -16,12 +18,12 @@ from pseudocoresets._cli.construct import construct
 from pseudocoresets._cli.data import data_app
 from pseudocoresets._cli.evaluate import evaluate
 from pseudocoresets._cli.experts import experts
+from pseudocoresets._cli.options import ProgramSettings
 from pseudocoresets._cli.posterior import posterior
 from pseudocoresets._cli.report import report
 from pseudocoresets._cli.run import run
 from pseudocoresets._cli.show import show
-from pseudocoresets.backends import choose_backend
-from pseudocoresets.core.errors import PseudocoresetsError
+from pseudocoresets.core.errors import PseudocoresetsError, RenamedWarning
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -33,7 +35,8 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def call(*values: Any, **options: Any) -> None:
         try:
-            command(*values, **options)
+            with renamed_names_in_one_line():
+                command(*values, **options)
         except PseudocoresetsError as error:
             typer.echo(f"Error: {error}", err=True)
             raise typer.Exit(BAD_INPUT) from None
@@ -42,6 +45,23 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(INTERRUPTED) from None
 
     return call
+
+
+@contextmanager
+def renamed_names_in_one_line() -> Iterator[None]:
+    """What warns of a name of the last version is one sentence on standard error."""
+    with warnings.catch_warnings():
+        others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+            if issubclass(category, RenamedWarning):
+                typer.echo(f"Warning: {message}", err=True)
+            else:
+                others(message, category, *place)
+
+        warnings.simplefilter("always", RenamedWarning)
+        vars(warnings)["showwarning"] = show
+        yield
 
 
 def build_app() -> typer.Typer:
@@ -71,11 +91,12 @@ def _guarded_app(group: typer.Typer) -> typer.Typer:
 
 
 def _settings(
+    context: typer.Context,
     precision: Annotated[
         str, typer.Option("--precision", help="auto (bfloat16 and CUDA graphs on a GPU) or float32 (the plain path).")
     ] = "auto",
 ) -> None:
-    choose_backend("cpu", precision)  # refuses what is no precision; commands do not pass it on yet
+    context.obj = ProgramSettings(precision)
 
 
 def main() -> None:

@@ -11,11 +11,11 @@ import typer
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_table
 from pseudocoresets._io.files import write_json
-from pseudocoresets.core.devices import resolve_device
 from pseudocoresets.workflows.bench import Measurement, run_bench
 
 
 def bench(
+    context: typer.Context,
     out: Annotated[Path | None, typer.Option("--out", help="Also write the table to this JSON file.")] = None,
     device: o.Device = "auto",
     json: o.AsJson = False,
@@ -24,10 +24,11 @@ def bench(
 
     Example: bpc bench --out bench.json
     """
-    where = resolve_device(device)
+    place = o.place_of(context, device)
+    where = place.device
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     rows: list[Measurement] = []
-    for measurement in run_bench(where):
+    for measurement in run_bench(where, place.backend):
         rows.append(measurement)
         typer.echo(f"{measurement.what}: {measurement.ours:.4g} {measurement.unit}", err=True)
         if out is not None:

@@ -9,13 +9,19 @@ import typer
 
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_table
+from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.progress import for_stream
+from pseudocoresets.inference.settings import SamplingSettings
+from pseudocoresets.sources.experts import ExpertSettings
 from pseudocoresets.workflows.compare import COLUMNS, run_comparison
-from pseudocoresets.workflows.plan import make_plan
+from pseudocoresets.workflows.plan import make_plan, options_by_method
+from pseudocoresets.workflows.run import folder_for
 
 
+@o.with_settings(experts=ExpertSettings, construction=ConstructionSettings, sampling=SamplingSettings)
 def compare(
+    context: typer.Context,
+    given: o.Given,
     methods: Annotated[str, typer.Option("--methods", help="Methods, separated by commas.")] = "cd,random",
     dataset: o.DatasetName = "digits",
     ipc: o.ImagesPerClass = 1,
@@ -28,18 +34,10 @@ def compare(
     sampler: o.SamplerName = None,
     seeds: Annotated[int, typer.Option("--seeds", help="Constructions of each method, each with its own seed.")] = 1,
     expert_count: o.ExpertCount = None,
-    epochs: o.Epochs = None,
-    iterations: o.Iterations = None,
-    chains: o.Chains = None,
-    sampling_steps: o.SamplingSteps = None,
-    sampling_step_size: o.SamplingStepSize = None,
-    schedule: o.ScheduleName = None,
-    samples: o.Samples = None,
-    temperature: o.Temperature = None,
-    construction_temperature: o.ConstructionTemperature = None,
-    prior_scale: o.PriorScale = None,
-    mixed_kinds: o.MixedKinds = None,
-    weights: o.Weights = None,
+    method_options: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="An option of one method (cd.steps=30) or of all that have it (steps=30)."),
+    ] = None,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     json: o.AsJson = False,
@@ -53,6 +51,7 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if not names or seeds < 1:
         raise InputError("Name at least one method and ask for at least one seed.")
+    options = options_by_method(method_options or [], names)
     plans = {
         name: make_plan(
             dataset=dataset,
@@ -64,24 +63,19 @@ def compare(
             preset=preset,
             seed=seed,
             expert_count=expert_count,
-            experts=o.given(epochs=epochs),
-            construction=o.given(iterations=iterations)
-            | o.posterior(temperature, construction_temperature, prior_scale, weights, mixed_kinds),
-            sampling=o.sampling(
-                chains, sampling_steps, sampling_step_size, schedule, samples, temperature, prior_scale, mixed_kinds
-            ),
+            method_options=options[name],
+            **given,
         )
         for name in names
     }
-    folder = out or Path("runs") / f"compare-{dataset.replace(':', '-').replace('/', '-')}-ipc{ipc}"
+    folder = out or folder_for(f"compare-{dataset}", f"ipc{ipc}")
     comparison = run_comparison(
         plans,
         range(seed, seed + seeds),
         folder,
         data_dir=data_dir,
         experts_dir=experts,
-        device=device,
-        progress=for_stream(),
+        place=o.place_of(context, device),
     )
     if json:
         print_json(comparison.as_json())

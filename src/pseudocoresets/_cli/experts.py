@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from pseudocoresets import presets
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json
-from pseudocoresets.core.devices import fit_threads
-from pseudocoresets.core.progress import for_stream
+from pseudocoresets.core.devices import threads_for
 from pseudocoresets.data import load_dataset
-from pseudocoresets.models.networks import NETWORKS, parse_name
-from pseudocoresets.sources.experts import train_experts
-from pseudocoresets.workflows.plan import known_dataset
-from pseudocoresets.workflows.presets import preset_for
+from pseudocoresets.sources.experts import ExpertSettings, train_experts
+from pseudocoresets.workflows.plan import expert_settings, require_dataset, require_network
 
 
+@o.with_settings(experts=ExpertSettings)
 def experts(
+    context: typer.Context,
+    given: o.Given,
     dataset: o.DatasetName = "digits",
     network: o.NetworkName = "convnet",
     out: Annotated[Path, typer.Option("--out", "--experts", help="Folder to create, add to or resume.")] = Path(
         "experts"
     ),
     count: Annotated[int | None, typer.Option("--expert-count", "--count", help="Experts to have in the end.")] = None,
-    epochs: o.Epochs = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size")] = None,
-    learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="Learning rate of SGD.")] = None,
-    momentum: Annotated[float | None, typer.Option("--momentum")] = None,
     population: Annotated[int | None, typer.Option("--population", help="Experts trained side by side.")] = None,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
@@ -40,33 +38,27 @@ def experts(
 
     Example: bpc experts --dataset digits --count 10 --out experts/digits
     """
-    known_dataset(dataset)
-    NETWORKS[parse_name(network, "network")[0]]
-    chosen = preset_for(preset, dataset, ipc=1)
-    settings = {
-        **chosen.experts,
-        **o.given(epochs=epochs, batch_size=batch_size, learning_rate=learning_rate, momentum=momentum),
-    }
+    require_dataset(dataset)
+    require_network(network)
+    chosen = presets.preset(preset, dataset)
+    settings = expert_settings(chosen, {**given["experts"], "seed": seed})
+    place = o.place_of(context, device)
     data = load_dataset(dataset, data_dir)
-    fit_threads(data.shape)
-    trained = train_experts(
-        data,
-        network,
-        chosen.expert_count if count is None else count,
-        out=out,
-        population=population,
-        seed=seed,
-        device=device,
-        progress=for_stream(),
-        **settings,
-    )
-    summary = {
-        "folder": str(out),
-        "experts": len(trained),
-        "epochs": trained.epochs,
-        "parameters": trained.network.size,
-    }
+    with threads_for(data.shape):
+        trained = train_experts(
+            data,
+            network,
+            chosen.expert_count if count is None else count,
+            out=out,
+            population=population,
+            device=place.device,
+            backend=place.backend,
+            progress=place.progress,
+            **asdict(settings),
+        )
+    size = trained.network.size
     if json:
-        print_json(summary)
+        facts = {"folder": str(out), "experts": len(trained), "epochs": trained.epochs, "parameters": size}
+        print_json(facts)
     else:
-        typer.echo(f"{len(trained)} experts of {trained.epochs} epochs, {trained.network.size:,} parameters, in {out}")
+        typer.echo(f"{len(trained)} experts of {trained.epochs} epochs, {size:,} parameters, in {out}")

@@ -1,13 +1,19 @@
-"""Options that mean the same in every command."""
+"""Options that mean the same in every command; those of the settings come from the settings' own types."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.progress import for_stream
+from pseudocoresets.core.settings import alternatives, type_hints
+from pseudocoresets.workflows.place import Workplace, workplace
 
 DatasetName = Annotated[str, typer.Option("--dataset", help="Data set: a name ('bpc data list') or folder:PATH.")]
 DataDir = Annotated[Path, typer.Option("--data-dir", help="Folder that holds the data sets, or gets them.")]
@@ -21,130 +27,123 @@ MethodName = Annotated[
 ImagesPerClass = Annotated[int, typer.Option("--ipc", help="Images per class.")]
 ExpertsDir = Annotated[Path | None, typer.Option("--experts", help="Folder of expert trajectories.")]
 ExpertCount = Annotated[int | None, typer.Option("--expert-count", help="Number of experts.")]
-Epochs = Annotated[int | None, typer.Option("--epochs", help="Epochs of an expert.")]
 SamplerName = Annotated[str | None, typer.Option("--sampler", help="Sampler of the posterior; default: the preset's.")]
 Protocol = Annotated[str, typer.Option("--protocol", help="cold, point or expert.")]
-Chains = Annotated[int | None, typer.Option("--chains", help="Independent posterior chains.")]
-SamplingSteps = Annotated[int | None, typer.Option("--sampling-steps", help="Steps of each posterior chain.")]
-SamplingStepSize = Annotated[
-    float | None, typer.Option("--sampling-step-size", help="Step size of each posterior chain.")
-]
-ScheduleName = Annotated[
-    str | None,
-    typer.Option("--schedule", help="Of the sampler's step size: constant, polynomial, cosine or cyclical."),
-]
-Samples = Annotated[int | None, typer.Option("--samples", help="Samples kept of each posterior chain.")]
-Temperature = Annotated[
-    float | None,
-    typer.Option(
-        "--temperature", help="Posterior temperature in construction and sampling; 1 is Bayes, less is colder."
-    ),
-]
-PriorScale = Annotated[float | None, typer.Option("--prior-scale", help="Standard deviation of the Gaussian prior.")]
-Iterations = Annotated[int | None, typer.Option("--iterations", help="Iterations of the construction.")]
-LearningRate = Annotated[float | None, typer.Option("--learning-rate", help="Learning rate of the images.")]
-Momentum = Annotated[float | None, typer.Option("--momentum", help="Momentum of SGD on the images.")]
-Optimiser = Annotated[str | None, typer.Option("--optimiser", help="Of the images: sgd or adam.")]
-Averaging = Annotated[
-    float | None,
-    typer.Option("--averaging", help="Return an average of the iterates that forgets at this rate, e.g. 0.99."),
-]
-Annealing = Annotated[
-    float | None,
-    typer.Option("--annealing", help="Last part of the iterations, in which learning rates fall to zero, e.g. 0.5."),
-]
 MethodOptions = Annotated[
     list[str] | None, typer.Option("--set", help="An option of the method, such as --set expert_epochs=0; repeatable.")
 ]
 CheckpointSeconds = Annotated[
     float, typer.Option("--checkpoint-seconds", help="Time between two checkpoints, from which a killed run goes on.")
 ]
-LearnLabels = Annotated[bool, typer.Option("--learn-labels", help="Learn soft labels too.")]
-LearnWeights = Annotated[
-    bool | None,
-    typer.Option("--learn-weights/--keep-weights", help="Learn the points' weights; default: only psvi does."),
-]
-Weights = Annotated[
-    str | None,
-    typer.Option("--weights", help="full: weights sum to the size of the full data; unit: each point counts once."),
-]
-MixedKinds = Annotated[
-    bool | None,
-    typer.Option(
-        "--mixed-kinds/--one-kind",
-        help="Each image draws its own kind of augmentation, or all of a step the same; in construction and sampling.",
-    ),
-]
-ConstructionTemperature = Annotated[
-    float | None,
-    typer.Option("--construction-temperature", help="Temperature in the construction, if not that of --temperature."),
-]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-PresetName = Annotated[str, typer.Option("--preset", help="quick or paper: where settings not given here come from.")]
+PresetName = Annotated[
+    str, typer.Option("--preset", help="Where settings not given here come from: quick, paper or a JSON file.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 
-
-def parse_settings(items: list[str] | None) -> dict[str, Any]:
-    """``["expert_epochs=0", "sigma=0.01"]`` as a mapping, numbers and booleans recognised."""
-    parsed: dict[str, Any] = {}
-    for item in items or []:
-        key, equals, value = item.partition("=")
-        if not (key and equals and value):
-            raise InputError(f"Options of a method are written --set NAME=VALUE; got '{item}'.")
-        parsed[key] = _value(value)
-    return parsed
+Given = dict[str, Any]
+"""By part, the settings that the user gave; the others stay with the preset."""
 
 
-def posterior(
-    temperature: float | None,
-    construction_temperature: float | None,
-    prior_scale: float | None,
-    weights: str | None,
-    mixed_kinds: bool | None,
-) -> dict[str, Any]:
-    """What the user said of the posterior, as settings of the construction; sampling has its own."""
-    own = temperature if construction_temperature is None else construction_temperature
-    return given(temperature=own, prior_scale=prior_scale, weights=weights, mixed_kinds=mixed_kinds)
+@dataclass(frozen=True)
+class ProgramSettings:
+    """What is said before the command: ``bpc --precision float32 run``."""
+
+    precision: str = "auto"
+
+    def place(self, device: str) -> Workplace:
+        return workplace(device, self.precision, for_stream())
 
 
-def sampling(
-    chains: int | None,
-    steps: int | None,
-    step_size: float | None,
-    schedule: str | None,
-    samples: int | None,
-    temperature: float | None,
-    prior_scale: float | None,
-    mixed_kinds: bool | None,
-) -> dict[str, Any]:
-    """What the user said of the sampler."""
-    return given(
-        chains=chains,
-        steps=steps,
-        step_size=step_size,
-        schedule=schedule,
-        samples=samples,
-        temperature=temperature,
-        prior_scale=prior_scale,
-        mixed_kinds=mixed_kinds,
-    )
+def place_of(context: typer.Context, device: str) -> Workplace:
+    """Where a command works: on ``device``, as the program's settings have it."""
+    return (context.find_object(ProgramSettings) or ProgramSettings()).place(device)
 
 
-def given(**settings: Any) -> dict[str, Any]:
-    """The settings that the user gave; the others stay with the preset."""
-    return {name: value for name, value in settings.items() if value is not None}
+@dataclass
+class SettingOption:
+    """An option of the command, and the settings that it gives a value to."""
+
+    names: tuple[str, ...]
+    """As they are typed, such as ``--augment/--no-augment``."""
+    kind: Any
+    help: str
+    wins: bool = False
+    """Whether it is for one part alone, over what another option says of several."""
+    settings: list[tuple[str, str]] = field(default_factory=list)
+    """Pairs of a part and the name of its setting."""
+
+    @property
+    def name(self) -> str:
+        return _stem(self.names[0]).replace("-", "_")
+
+    def parameter(self) -> inspect.Parameter:
+        parts = [part for part, _ in self.settings]
+        where = f" In {parts[0]} alone." if self.wins else f" In {', '.join(parts)}." if len(parts) > 1 else ""
+        panel = f"Settings of {parts[0] if len(parts) == 1 else 'several parts'} (default: the preset's)"
+        default = typer.Option(None, *self.names, help=self.help + where, rich_help_panel=panel, show_default=False)
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(self.name, kind, default=default, annotation=self.kind | None)
 
 
-def _value(text: str) -> Any:
-    lowered = text.lower()
-    if lowered in ("true", "false"):
-        return lowered == "true"
-    if lowered == "none":
-        return None
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+def with_settings(**parts: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each setting of ``parts``, and the values to its parameter ``given``, by part.
+
+    Settings that the command takes by a parameter of its own, such as a seed, are left to it.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True)
+        options = sorted(_options(parts, set(own.parameters)), key=lambda option: option.wins)
+
+        @functools.wraps(command)
+        def call(**values: Any) -> None:
+            given: Given = {part: {} for part in parts}
+            for option in options:
+                value = values.pop(option.name, None)
+                for part, setting in option.settings if value is not None else ():
+                    given[part][setting] = value
+            command(**values, given=given)
+
+        kept = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in own.parameters.values()
+            if parameter.name != "given"
+        ]
+        signature = own.replace(parameters=[*kept, *(option.parameter() for option in options)])
+        vars(call)["__signature__"] = signature
+        call.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
+        return call
+
+    return decorate
+
+
+def _options(parts: dict[str, type], taken: set[str]) -> list[SettingOption]:
+    """One option for each name that settings go by; settings of the same name share it."""
+    found: dict[str, SettingOption] = {}
+    for part, settings in parts.items():
+        hints = type_hints(settings)
+        for entry in fields(settings):
+            for option in _options_of(entry, hints[entry.name], alone=len(parts) == 1):
+                if entry.name not in taken:
+                    found.setdefault(option.name, option).settings.append((part, entry.name))
+    return list(found.values())
+
+
+def _options_of(entry: Field[Any], hint: Any, alone: bool) -> Iterator[SettingOption]:
+    """The options of one setting: none if it takes objects only, its own name too in a command of one part."""
+    kinds = [kind for kind in alternatives(hint) if kind in (bool, int, float, str)]
+    if not kinds:
+        return
+    stem, help_text = entry.name.replace("_", "-"), entry.metadata.get("help", "")
+    plain = f"--{stem}/--no-{stem}" if kinds[0] is bool else f"--{stem}"
+    declared, own = entry.metadata.get("option") or plain, entry.metadata.get("own_option")
+    names = (plain, declared) if alone and _stem(declared) != stem else (declared,)
+    yield SettingOption(names, kinds[0], help_text)
+    if own is not None and not alone:
+        yield SettingOption((own,), kinds[0], help_text, wins=True)
+
+
+def _stem(declaration: str) -> str:
+    return declaration.split("/")[0].removeprefix("--")

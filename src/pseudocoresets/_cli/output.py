@@ -14,7 +14,6 @@ from rich.table import Table
 from pseudocoresets.evaluation import METRICS
 
 WIDTH_WITHOUT_TERMINAL = 120
-TITLES = {"accuracy": "accuracy %", "nll": "NLL", "ece": "ECE", "brier": "Brier"}
 
 
 def print_json(document: Any) -> None:
@@ -32,17 +31,17 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     Console(width=width, highlight=False).print(table)
 
 
-def metric_columns() -> list[str]:
-    return [TITLES[name] for name in METRICS] + ["BMA accuracy %", "BMA NLL"]
+def print_metrics(title: str, metrics: Mapping[str, Any], caption: str = "") -> None:
+    """A coreset's scores below those of its control."""
+    columns = ["", *(metric.title for metric in METRICS.values()), "BMA accuracy %", "BMA NLL"]
+    rows = [
+        ["random real images (control)", *_cells(metrics["control"])],
+        [f"{metrics['method']} coreset", *_cells(metrics)],
+    ]
+    print_table(title, columns, rows, caption)
 
 
-def metric_cells(report: Mapping[str, Any]) -> list[str]:
+def _cells(report: Mapping[str, Any]) -> list[str]:
     """Mean and deviation of each metric, and the average over all chains and samples."""
-    cells = [_mean_and_deviation(report[name], 100 if name == "accuracy" else 1) for name in METRICS]
-    ensemble = report["ensemble"]
-    return [*cells, f"{100 * ensemble['accuracy']:.1f}", f"{ensemble['nll']:.3f}"]
-
-
-def _mean_and_deviation(summary: Mapping[str, Any], scale: float) -> str:
-    digits = 1 if scale == 100 else 3
-    return f"{scale * summary['mean']:.{digits}f} ± {scale * summary['std']:.{digits}f}"
+    spreads = [metric.spread(report[name]["mean"], report[name]["std"]) for name, metric in METRICS.items()]
+    return spreads + [METRICS[name].value(report["ensemble"][name]) for name in ("accuracy", "nll")]

@@ -9,7 +9,7 @@ import typer
 
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_table
-from pseudocoresets.core.devices import fit_threads
+from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.progress import for_stream
 from pseudocoresets.data.tables import MODEL_NAMES, load_posterior_data
@@ -63,12 +63,12 @@ def posterior(
     if demo:
         methods, sizes, draws, data = "cd,moments,gaussian-psvi,giga,uniform", "5,20", 300, "diabetes"
     loaded = load_posterior_data(data, model, target, points, dimension, prior_scale, seed)
-    fit_threads((len(loaded.rows), loaded.model.size), SMALL_DATA)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if seeds < 1 or draws < 4:
         raise InputError("Ask for at least one seed and four draws.")
     wanted = range(seed, seed + seeds)
-    study = run_study(loaded, names, parse_sizes(sizes), wanted, draws, cache=cache, progress=for_stream())
+    with threads_for((len(loaded.rows), loaded.model.size), SMALL_DATA):
+        study = run_study(loaded, names, parse_sizes(sizes), wanted, draws, cache=cache, progress=for_stream())
     folder = study.save(out or Path("runs") / f"posterior-{loaded.name.replace('.', '-')}")
     if json:
         print_json(study.as_json() | {"folder": str(folder)})

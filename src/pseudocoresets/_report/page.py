@@ -20,6 +20,7 @@ from pseudocoresets._report.results import average, result_groups, section
 from pseudocoresets._report.run_folder import CORESET_FILE, Run, read_run
 from pseudocoresets._report.wording import as_text, count_of, duration, flattened, number
 from pseudocoresets.coreset import Coreset, library_versions
+from pseudocoresets.inference.settings import PROTOCOLS
 
 REPORT_FILE = "report.html"
 BLOCK_WIDTH = 340
@@ -27,11 +28,6 @@ BLOCK_WIDTH = 340
 PIXEL_BUDGET = 2_000_000
 """Pixels shown of one set of images; beyond it, the page shows the first few of each class."""
 
-PROTOCOLS = {
-    "cold": "Chains start from a fresh random initialisation and see only the coreset.",
-    "point": "A network is trained on the coreset from scratch by SGD with momentum: a point estimate.",
-    "expert": "Chains start from the parameters of an expert that was trained on the full data.",
-}
 LEAK = (
     "This protocol leaks the full data into the answer through the experts' parameters, where the chains "
     "start. Its figures say something about the coreset only beside those of the control, which starts from "

@@ -6,12 +6,12 @@ import logging
 
 import torch
 
-from pseudocoresets.backends.backend import Backend, ChainRunner, MeanEnergies
+from pseudocoresets.backends.backend import Backend, ChainPlan, ChainRunner, MeanEnergies
 from pseudocoresets.backends.plain import PlainBackend
 from pseudocoresets.core.devices import resolve_device
 from pseudocoresets.core.errors import InputError
 
-__all__ = ["PRECISIONS", "Backend", "ChainRunner", "MeanEnergies", "PlainBackend", "choose_backend"]
+__all__ = ["PRECISIONS", "Backend", "ChainPlan", "ChainRunner", "MeanEnergies", "PlainBackend", "choose_backend"]
 
 PRECISIONS = ("auto", "float32")
 

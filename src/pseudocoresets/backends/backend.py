@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -26,6 +27,36 @@ class MeanEnergies(NamedTuple):
 
     energies: Tensor
     gradients: Tensor
+
+
+@dataclass(frozen=True)
+class ChainPlan:
+    """``steps`` transitions of a kernel on the posterior of weighted points.
+
+    Args:
+        kernel: One transition.
+        energy: The model, the size of the full data and the temperature.
+        points: The weighted data; no gradient is taken in them.
+        steps: Number of transitions.
+        augmentation: Drawn afresh at each step; once for a kernel that accepts or rejects, whose potential must not
+            change.
+        noisy: False sets the temperature to zero: Langevin is then gradient descent.
+        schedule: Scales the step size of each step.
+        keep_at: After which steps, counted from 1, a position is kept; only after the last where there are none.
+    """
+
+    kernel: AnyKernel
+    energy: Energy
+    points: Points
+    steps: int
+    augmentation: Augmentation | None = None
+    noisy: bool = True
+    schedule: Schedule | None = None
+    keep_at: Collection[int] = ()
+
+    @property
+    def kept_steps(self) -> Collection[int]:
+        return self.keep_at or (self.steps,)
 
 
 class ChainRunner(Protocol):
@@ -101,33 +132,13 @@ class Backend(Trajectories, Protocol):
 
     def run_chain(
         self,
-        kernel: AnyKernel,
+        plan: ChainPlan,
         start: Tensor,
-        energy: Energy,
-        points: Points,
-        steps: int,
         randomness: Randomness,
-        *,
-        augmentation: Augmentation | None = None,
-        noisy: bool = True,
-        schedule: Schedule | None = None,
-        keep_at: Collection[int] = (),
         on_steps: Callable[[int], object] | None = None,
     ) -> Tensor:
-        """Positions (kept, chains, size) of chains on the posterior of ``points``; no graph.
+        """Positions (kept, chains, size) of chains from ``start`` (chains, size), without a graph.
 
-        Args:
-            kernel: One transition.
-            start: Where the chains start, (chains, size).
-            energy: The model, the size of the full data and the temperature.
-            points: The weighted data; no gradient is taken in them.
-            steps: Number of transitions.
-            randomness: What noise and augmentations are drawn from.
-            augmentation: Drawn afresh at each step; once for a kernel that accepts or rejects, whose potential must
-                not change.
-            noisy: False sets the temperature to zero: Langevin is then gradient descent.
-            schedule: Scales the step size of each step.
-            keep_at: After which steps, counted from 1, a position is kept; after the last only if there are none.
-            on_steps: Called with the number of steps taken since its last call.
+        ``on_steps`` is called with the number of steps taken since its last call.
         """
         ...

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends.backend import IMAGES_PER_BLOCK, ChainRunner, MeanEnergies
+from pseudocoresets.backends.backend import IMAGES_PER_BLOCK, ChainPlan, ChainRunner, MeanEnergies
 from pseudocoresets.core.energy import Energy, FunctionTarget, Model
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
@@ -15,7 +15,7 @@ from pseudocoresets.core.state import Rates
 from pseudocoresets.data.augmentation import Augmentation, Transformation
 from pseudocoresets.gradients.adjoint import StoredTrajectory
 from pseudocoresets.gradients.descent import Descent, Trajectory
-from pseudocoresets.kernels import AnyKernel, Schedule, is_adjusted, transitions
+from pseudocoresets.kernels import AnyKernel, is_adjusted, transitions
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network
 
@@ -64,27 +64,19 @@ class PlainBackend:
 
     def run_chain(
         self,
-        kernel: AnyKernel,
+        plan: ChainPlan,
         start: Tensor,
-        energy: Energy,
-        points: Points,
-        steps: int,
         randomness: Randomness,
-        *,
-        augmentation: Augmentation | None = None,
-        noisy: bool = True,
-        schedule: Schedule | None = None,
-        keep_at: Collection[int] = (),
         on_steps: Callable[[int], object] | None = None,
     ) -> Tensor:
-        fixed = points.detached()
-        augment = chain_augmentation(kernel, len(fixed), augmentation, randomness)
-        target = energy.target(fixed.x, fixed.y, fixed.weights, augment)
-        if not noisy:
+        fixed, kept = plan.points.detached(), []
+        augment = chain_augmentation(plan.kernel, len(fixed), plan.augmentation, randomness)
+        target = plan.energy.target(fixed.x, fixed.y, fixed.weights, augment)
+        if not plan.noisy:
             target = FunctionTarget(target.potential, 0.0)
-        kept = []
-        for t, (state, _) in enumerate(transitions(kernel, start, target, steps, randomness.device, schedule), 1):
-            if t in (keep_at or (steps,)):
+        steps = transitions(plan.kernel, start, target, plan.steps, randomness.device, plan.schedule)
+        for t, (state, _) in enumerate(steps, 1):
+            if t in plan.kept_steps:
                 kept.append(state.position.detach())
             if on_steps is not None:
                 on_steps(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.settings import setting
 
 OPTIMISERS = ("sgd", "adam")
 
@@ -19,27 +20,32 @@ class ConstructionSettings:
     they fall towards zero over the last part c of the iterations.
     """
 
-    ipc: int = 1
-    iterations: int = 1000
-    learning_rate: float = 100.0
-    momentum: float = 0.0
-    optimiser: str = "sgd"
-    averaging: float = 0.0
-    annealing: float = 0.0
-    initialisation: str = "random"
-    augment: bool = True
-    mixed_kinds: bool = False
-    """Whether each image draws its own kind of augmentation, rather than all of a step the same."""
-    weights: str = "full"
-    """``full``: weights sum to the size of the full data; ``unit``: each point counts once, as the paper prints."""
-    learn_labels: bool = False
-    learn_weights: bool | None = None
-    """None: as the method has it, which is no for all but PSVI."""
-    label_learning_rate: float = 1.0
-    weight_learning_rate: float = 0.1
-    temperature: float = 1.0
-    prior_scale: float = 1.0
-    seed: int = 0
+    ipc: int = setting(1, "Images per class.")
+    iterations: int = setting(1000, "Iterations of the construction.")
+    learning_rate: float = setting(100.0, "Learning rate of the images.")
+    momentum: float = setting(0.0, "Momentum of SGD on the images.")
+    optimiser: str = setting("sgd", "Of the images: sgd or adam.")
+    averaging: float = setting(0.0, "Return an average of the iterates that forgets at this rate, e.g. 0.99.")
+    annealing: float = setting(0.0, "Last part of the iterations, in which learning rates fall to zero, e.g. 0.5.")
+    initialisation: str = setting("random", "Selection of real images that the construction starts from.")
+    augment: bool = setting(True, "Augment images, or see them as they are.")
+    mixed_kinds: bool = setting(
+        False,
+        "Each image draws its own kind of augmentation, or all of a step the same.",
+        option="--mixed-kinds/--one-kind",
+    )
+    weights: str = setting("full", "full: weights sum to the size of the full data; unit: each point counts once.")
+    learn_labels: bool = setting(False, "Learn soft labels too.", option="--learn-labels/--keep-labels")
+    learn_weights: bool | None = setting(
+        None, "Learn the points' weights; default: only psvi does.", option="--learn-weights/--keep-weights"
+    )
+    label_learning_rate: float = setting(1.0, "Learning rate of the labels, where they are learned.")
+    weight_learning_rate: float = setting(0.1, "Learning rate of the weights, where they are learned.")
+    temperature: float = setting(
+        1.0, "Posterior temperature; 1 is Bayes, less is colder.", own_option="--construction-temperature"
+    )
+    prior_scale: float = setting(1.0, "Standard deviation of the Gaussian prior.")
+    seed: int = setting(0, "Seed of everything random.")
 
     def __post_init__(self) -> None:
         if self.ipc < 1:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 import torch
@@ -33,13 +34,19 @@ def resolve_device(device: str | torch.device = "auto") -> torch.device:
     return resolved
 
 
-def fit_threads(shape: Sequence[int], small: int = SMALL_IMAGE) -> None:
+@contextmanager
+def threads_for(shape: Sequence[int], small: int = SMALL_IMAGE) -> Iterator[None]:
     """Compute on one thread where arrays are small: several spend more time waiting for one another than they save.
 
-    It changes torch's setting for the process, and leaves the choice to OMP_NUM_THREADS where that is set.
+    The choice is left to OMP_NUM_THREADS where that is set, and torch's own setting is back when the block ends.
     """
+    before = torch.get_num_threads()
     if "OMP_NUM_THREADS" not in os.environ and math.prod(shape) <= small:
         torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class PeakMemory:

@@ -29,6 +29,19 @@ class Model(Protocol):
         ...
 
 
+@runtime_checkable
+class DifferentiatedModel(Model, Protocol):
+    """A model that knows its gradients in closed form."""
+
+    def log_likelihood_and_gradient(
+        self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """sum_i w_i log p(y_i | x_i, theta) and its gradient in theta, for one or many theta."""
+        ...
+
+    def log_prior_gradient(self, theta: Tensor) -> Tensor: ...
+
+
 class Target(Protocol):
     """What a kernel samples: the density proportional to exp(-U(theta) / temperature)."""
 
@@ -98,17 +111,42 @@ class Energy:
 
     def target(
         self, x: Tensor, y: Tensor, weights: Tensor, augment: Callable[[Tensor], Tensor] | None = None
-    ) -> FunctionTarget:
-        """The posterior of these points as a target for a kernel.
+    ) -> Target:
+        """The posterior of these points as a target for a kernel, with its gradient in closed form where there is one.
 
         ``augment`` is applied to the points at each evaluation; drawing afresh each time makes the gradient stochastic.
         """
+        temperature = self.temperature / self.data_size
+        if augment is None and isinstance(self.model, DifferentiatedModel):
+            return _ClosedFormTarget(self.model, self.data_size, x, y, weights, temperature)
 
         def potential(theta: Tensor) -> Tensor:
             seen = x if augment is None else augment(x)
             return self.potential(theta, seen, y, weights)
 
-        return FunctionTarget(potential, self.temperature / self.data_size)
+        return FunctionTarget(potential, temperature)
+
+
+@dataclass(frozen=True)
+class _ClosedFormTarget:
+    """The same for models that know their gradient."""
+
+    model: DifferentiatedModel
+    data_size: int
+    x: Tensor
+    y: Tensor
+    weights: Tensor
+    temperature: float
+
+    def potential(self, theta: Tensor) -> Tensor:
+        likelihood = (self.weights * self.model.log_likelihood(theta, self.x, self.y)).sum(-1)
+        return -(likelihood + self.model.log_prior(theta)) / self.data_size
+
+    @torch.no_grad()
+    def potential_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        value, gradient = self.model.log_likelihood_and_gradient(theta, self.x, self.y, self.weights)
+        value, gradient = value + self.model.log_prior(theta), gradient + self.model.log_prior_gradient(theta)
+        return -value / self.data_size, -gradient / self.data_size
 
 
 def uniform_weights(points: int, data_size: int, device: str | torch.device = "cpu") -> Tensor:

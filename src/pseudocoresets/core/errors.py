@@ -5,6 +5,10 @@ class PseudocoresetsError(Exception):
     """Anything this library raises on purpose; the command line turns it into one sentence and status 2."""
 
 
+class RenamedWarning(FutureWarning):
+    """A name of the last version, which works for one more; the command prints the sentence."""
+
+
 class InputError(PseudocoresetsError, ValueError):
     """An argument, a name or a setting that cannot be used."""
 

@@ -26,7 +26,10 @@ from pseudocoresets.core.errors import InputError
 DIGEST_BYTES = 16
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.Size)
 _WRAPPERS = (staticmethod, classmethod)
-_NOT_CONTENT = {"__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__"}
+_NOT_CONTENT = {
+    *("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__"),
+    *("__abstractmethods__", "_abc_impl"),
+}
 
 
 def fingerprint(*values: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Generic, TypeAlias, TypeVar, cast
 
@@ -18,12 +18,16 @@ class Registry(Mapping[str, T], Generic[T]):
     """A mapping from names to parts of one kind ("method", "network", ...).
 
     Installed packages can add parts as entry points of ``group``: their names are looked up when a name is not found
-    or names are listed, and a part is imported when it is asked for. Names that are already here win.
+    or names are listed, and a part is imported when it is asked for. Names that are already here win. ``accepts`` says
+    whether what was imported can be a part.
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, T], group: str = "") -> None:
+    def __init__(
+        self, kind: str, entries: Mapping[str, T], group: str = "", accepts: Callable[[object], bool] = callable
+    ) -> None:
         self.kind = kind
         self.group = group
+        self.accepts = accepts
         self._entries = dict(entries)
 
     def __getitem__(self, name: str) -> T:
@@ -53,14 +57,18 @@ class Registry(Mapping[str, T], Generic[T]):
         return {point.name: point for point in importlib.metadata.entry_points(group=self.group)}
 
     def _load(self, point: importlib.metadata.EntryPoint) -> T:
+        problem = f"is not a {self.kind}"
         try:
-            return cast(T, point.load())
+            part = point.load()
+            if self.accepts(part):
+                return cast(T, part)
         except Exception as error:  # a plug-in is anybody's code: whatever it raises is its own affair
-            package = f" of the package '{point.dist.name}'" if point.dist is not None else ""
-            raise InputError(
-                f"The {self.kind} '{point.name}' is the plug-in '{point.value}'{package}, which cannot be loaded "
-                f"({type(error).__name__}: {error}); repair or remove it."
-            ) from None
+            problem = f"cannot be loaded ({type(error).__name__}: {error})"
+        package = f" of the package '{point.dist.name}'" if point.dist is not None else ""
+        raise InputError(
+            f"The {self.kind} '{point.name}' is the plug-in '{point.value}'{package}, which {problem}; "
+            "repair or remove it."
+        )
 
     def _unknown(self, name: str) -> str:
         nearest = difflib.get_close_matches(name.lower(), self, n=1, cutoff=0.4)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pseudocoresets.core.energy import Model, Target, potential_and_gradient
+from pseudocoresets.core.energy import DifferentiatedModel, Energy, Model, Target, potential_and_gradient
 from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.points import FullData, Points, unit_weights
 
@@ -18,19 +18,6 @@ Array: TypeAlias = NDArray[np.float64]
 
 LARGEST_COPIED = 2_000_000
 """Numbers in a design matrix of which a whitened copy is made."""
-
-
-@runtime_checkable
-class DifferentiatedModel(Model, Protocol):
-    """A model that knows its gradients in closed form."""
-
-    def log_likelihood_and_gradient(
-        self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """sum_i w_i log p(y_i | x_i, theta) and its gradient in theta, for one or many theta."""
-        ...
-
-    def log_prior_gradient(self, theta: Tensor) -> Tensor: ...
 
 
 @runtime_checkable
@@ -45,37 +32,9 @@ class LinearPredictor(DifferentiatedModel, Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class _AutogradTarget:
-    """U(theta) = - sum_i w_i log p(y_i | x_i, theta) - log pi0(theta), at temperature one."""
-
-    model: Model
-    points: Points
-    temperature: float = 1.0
-
-    def potential(self, theta: Tensor) -> Tensor:
-        likelihood = self.model.log_likelihood(theta, self.points.x, self.points.y) @ self.points.weights
-        return -likelihood - self.model.log_prior(theta)
-
-
-@dataclass(frozen=True)
-class _ClosedFormTarget(_AutogradTarget):
-    """The same for models that know their gradient."""
-
-    model: DifferentiatedModel
-
-    @torch.no_grad()
-    def potential_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        points = self.points
-        value, gradient = self.model.log_likelihood_and_gradient(theta, points.x, points.y, points.weights)
-        return -value - self.model.log_prior(theta), -gradient - self.model.log_prior_gradient(theta)
-
-
 def posterior_target(model: Model, points: Points) -> Target:
-    """The posterior of weighted points; its gradient is in closed form where the model has one."""
-    if isinstance(model, DifferentiatedModel):
-        return _ClosedFormTarget(model, points)
-    return _AutogradTarget(model, points)
+    """U(theta) = - sum_i w_i log p(y_i | x_i, theta) - log pi0(theta) at temperature one."""
+    return Energy(model, 1).target(points.x, points.y, points.weights)
 
 
 def all_points(data: FullData) -> Points:

@@ -59,6 +59,7 @@ DATASETS: Registry[DatasetEntry] = Registry(
     "data set",
     {entry.name: entry for entry in (DIGITS, MNIST, FASHION_MNIST, SVHN, CIFAR10, CIFAR100, TINY_IMAGENET, CIFAR10_C)},
     group="pseudocoresets.datasets",
+    accepts=lambda part: isinstance(part, DatasetEntry),
 )
 """Every data set by name."""
 

@@ -2,12 +2,13 @@
 
 from pseudocoresets.evaluation.distances import Distances, distance
 from pseudocoresets.evaluation.evaluate import EvaluationReport, Summary, evaluate, pooled, score
-from pseudocoresets.evaluation.metrics import METRICS, Reliability, all_metrics, reliability
+from pseudocoresets.evaluation.metrics import METRICS, Metric, Reliability, all_metrics, reliability
 
 __all__ = [
     "METRICS",
     "Distances",
     "EvaluationReport",
+    "Metric",
     "Reliability",
     "Summary",
     "all_metrics",

@@ -18,7 +18,34 @@ from torch import Tensor
 
 ECE_BINS = 15
 SMALLEST_PROBABILITY = 1e-12
-METRICS = ("accuracy", "nll", "ece", "brier")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How one metric is written, and which way is better."""
+
+    name: str
+    title: str
+    """Above a column of a table."""
+    higher_is_better: bool = False
+    factor: float = 1.0
+    decimals: int = 3
+    unit: str = ""
+    gain_unit: str = ""
+
+    def value(self, value: float) -> str:
+        return f"{self.factor * value:.{self.decimals}f}"
+
+    def spread(self, mean: float, deviation: float) -> str:
+        return f"{self.value(mean)} ± {self.value(deviation)}"
+
+
+METRICS = {
+    "accuracy": Metric("Accuracy", "accuracy %", True, 100, 1, " %", " points"),
+    "nll": Metric("Negative log-likelihood", "NLL"),
+    "ece": Metric("Expected calibration error", "ECE"),
+    "brier": Metric("Brier score", "Brier"),
+}
 
 
 @dataclass(frozen=True)

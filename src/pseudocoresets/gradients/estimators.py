@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -75,10 +76,12 @@ class Exact(GradientEstimator):
 
 
 @dataclass(frozen=True)
-class Stored(GradientEstimator):
-    """The exact gradient by the adjoint, with ``states`` states kept on the way; memory hardly grows with the steps."""
+class _ByAdjoint(GradientEstimator):
+    """The adjoint by exact derivatives of each step, on the plain way along the descent and back."""
 
     states: int = STATES
+
+    recurrent: ClassVar[bool]
 
     def __post_init__(self) -> None:
         _require_states(self.states)
@@ -91,27 +94,25 @@ class Stored(GradientEstimator):
         trajectories: Trajectories,
         randomness: Randomness,
     ) -> Outcome:
-        return _by_exact_steps(descent, start, terminal_loss, self.states, randomness, recurrent=True)
+        trajectory = StoredTrajectory(descent, descent.views(randomness), self.states)
+        end = trajectory.forwards(start)
+        terminal = terminal_loss(end.position)
+        gradients = trajectory.backwards(terminal.adjoint, recurrent=self.recurrent)
+        return Outcome(with_gradient(terminal.loss, learned_tensors(descent.points), gradients), end)
 
 
 @dataclass(frozen=True)
-class Detached(GradientEstimator):
-    """TESLA's rewriting (Cui et al. 2023): each step's gradient at parameters held fixed."""
+class Stored(_ByAdjoint):
+    """The exact gradient by the adjoint, with ``states`` states kept on the way; memory hardly grows with the steps."""
 
-    states: int = STATES
+    recurrent: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        _require_states(self.states)
 
-    def differentiate(
-        self,
-        descent: Descent,
-        start: Motion,
-        terminal_loss: TerminalLoss,
-        trajectories: Trajectories,
-        randomness: Randomness,
-    ) -> Outcome:
-        return _by_exact_steps(descent, start, terminal_loss, self.states, randomness, recurrent=False)
+@dataclass(frozen=True)
+class Detached(_ByAdjoint):
+    """TESLA's rewriting (Cui et al. 2023): each step's gradient at parameters held fixed, lambda_t = lambda_k."""
+
+    recurrent: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
@@ -161,16 +162,6 @@ def spacing(length: Tensor, adjoint: Tensor) -> Tensor:
     """h (chains, 1) such that h lambda_k has this length (chains, 1); the length itself where lambda_k is zero."""
     norm = adjoint.norm(dim=-1, keepdim=True)
     return length / norm.where(norm > torch.finfo(norm.dtype).tiny, 1.0)
-
-
-def _by_exact_steps(
-    descent: Descent, start: Motion, terminal_loss: TerminalLoss, states: int, randomness: Randomness, recurrent: bool
-) -> Outcome:
-    trajectory = StoredTrajectory(descent, descent.views(randomness), states)
-    end = trajectory.forwards(start)
-    terminal = terminal_loss(end.position)
-    gradients = trajectory.backwards(terminal.adjoint, recurrent=recurrent)
-    return Outcome(with_gradient(terminal.loss, learned_tensors(descent.points), gradients), end)
 
 
 def _require_states(states: int) -> None:

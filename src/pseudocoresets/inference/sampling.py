@@ -8,12 +8,13 @@ expert   chains start from an expert's last snapshot; the full data leaks in thr
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends import Backend, choose_backend
+from pseudocoresets.backends import Backend, ChainPlan, choose_backend
 from pseudocoresets.core.devices import resolve_device
 from pseudocoresets.core.energy import Energy, Model
 from pseudocoresets.core.errors import DivergenceError, InputError
@@ -24,13 +25,14 @@ from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.inference.models import sample_model_posterior
 from pseudocoresets.inference.samples import PosteriorSamples
-from pseudocoresets.inference.settings import SamplingSettings
+from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
 from pseudocoresets.kernels import (
     SCHEDULES,
     SGD,
     AnyKernel,
     Drop,
     RunsItself,
+    Schedule,
     build_kernel,
     is_adjusted,
     warm_up,
@@ -39,13 +41,11 @@ from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import AnyNetwork, Network, as_network, from_spec
 from pseudocoresets.sources.experts import Experts
 
-PROTOCOLS = ("cold", "point", "expert")
 NETWORK_CHAINS = 5
 MODEL_CHAINS = 4
 POINT_MOMENTUM = 0.9
 POINT_DECAY_AT = 0.5
 """Fraction of the training after which the point protocol divides its learning rate by ten."""
-PREDICTED_AT_ONCE = 1000
 LARGEST_NUTS_MODEL = 20_000
 
 
@@ -80,12 +80,19 @@ def sample_posterior(
         if model is None:
             raise InputError("A coreset of rows has the posterior of a model: give it as model=...")
         return sample_model_posterior(
-            coreset.points, model, sampler or "nuts", chains or MODEL_CHAINS, progress=progress, **settings
+            coreset.points,
+            model,
+            sampler or "nuts",
+            MODEL_CHAINS if chains is None else chains,
+            progress=progress,
+            **settings,
         )
     if start not in PROTOCOLS:
         raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{start}'.")
     try:
-        chosen = SamplingSettings(sampler=sampler or "langevin", chains=chains or NETWORK_CHAINS, **settings)
+        chosen = SamplingSettings(
+            sampler=sampler or "langevin", chains=NETWORK_CHAINS if chains is None else chains, **settings
+        )
     except TypeError as error:
         raise InputError(f"Unknown sampling setting: {error}.") from None
     device = resolve_device(device)
@@ -165,8 +172,7 @@ class _Posterior:
             target, augmentation = self._energy.target(self._points.x, self._points.y, self._points.weights), None
             kernel, positions = warm_up(kernel, positions, target, self._warm_up_steps, self._randomness.device)
         schedule = SCHEDULES[settings.schedule](settings.steps)
-        kept_steps = settings.kept_steps()
-        return self._run(kernel, positions, bar, schedule=schedule, augmentation=augmentation, keep_at=kept_steps)
+        return self._run(self._plan(kernel, augmentation, schedule, settings.kept_steps()), positions, bar)
 
     def train_points(self, positions: Tensor, bar: Progress) -> Tensor:
         """SGD on the mean cross-entropy plus the prior's decay; one sample per chain, the last position.
@@ -175,21 +181,23 @@ class _Posterior:
         """
         kernel = SGD(self._settings.point_learning_rate, POINT_MOMENTUM)
         schedule = Drop(max(1, round(POINT_DECAY_AT * self._settings.steps)))
-        return self._run(kernel, positions, bar, schedule=schedule, augmentation=self._augmentation)
+        return self._run(self._plan(kernel, self._augmentation, schedule), positions, bar)
 
-    def _run(self, kernel: AnyKernel, positions: Tensor, bar: Progress, **options: Any) -> Tensor:
-        kept = self.backend.run_chain(
-            kernel,
-            positions,
-            self._energy,
-            self._points,
-            self._settings.steps,
-            self._randomness,
-            on_steps=bar.advance,
-            **options,
-        )
+    def _plan(
+        self,
+        kernel: AnyKernel,
+        augmentation: Augmentation | None,
+        schedule: Schedule,
+        keep_at: Collection[int] = (),
+    ) -> ChainPlan:
+        steps = self._settings.steps
+        return ChainPlan(kernel, self._energy, self._points, steps, augmentation, True, schedule, keep_at)
+
+    def _run(self, plan: ChainPlan, positions: Tensor, bar: Progress) -> Tensor:
+        kept = self.backend.run_chain(plan, positions, self._randomness, bar.advance)
         if not torch.isfinite(kept[-1]).all():
-            raise DivergenceError(f"The chains left the finite numbers at step size {kernel.step_size}; lower it.")
+            step_size = plan.kernel.step_size
+            raise DivergenceError(f"The chains left the finite numbers at step size {step_size}; lower it.")
         return kept.transpose(0, 1)
 
     @property
@@ -223,6 +231,6 @@ def _start_positions(
         return network.initialise(derive_seed(settings.seed, "cold start"), settings.chains, device)
     if experts is None:
         raise InputError("The expert protocol starts from experts; give their folder, or use the cold protocol.")
-    if experts.network.spec != network.spec:
+    if experts.network.fingerprint != network.fingerprint:
         raise InputError("The experts are of another network than the one to be sampled; give matching experts.")
     return torch.stack([experts.snapshot(i % len(experts), -1) for i in range(settings.chains)]).to(device)

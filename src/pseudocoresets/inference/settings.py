@@ -8,28 +8,41 @@ from typing import Any
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.options import written
 from pseudocoresets.core.registry import parse_name
+from pseudocoresets.core.settings import setting
 from pseudocoresets.kernels import KERNELS, SCHEDULES, AnyKernel, Cyclical
+
+PROTOCOLS = {
+    "cold": "Chains start from a fresh random initialisation and see only the coreset.",
+    "point": "A network is trained on the coreset from scratch by SGD with momentum: a point estimate.",
+    "expert": "Chains start from the parameters of an expert that was trained on the full data.",
+}
+"""Where chains start, by the name of the protocol."""
 
 
 @dataclass(frozen=True)
 class SamplingSettings:
     """How samples are drawn: ``samples`` equally spaced positions from the last ``1 - burn_in`` of ``steps``."""
 
-    sampler: str | AnyKernel = "langevin"
-    """A kernel, whose own step size is used, or the name of one and its options, such as ``hmc:leapfrog_steps=5``."""
-    chains: int = 5
-    steps: int = 1000
-    samples: int = 20
-    burn_in: float = 0.5
-    step_size: float = 0.03
-    schedule: str = "constant"
-    point_learning_rate: float = 0.02
-    temperature: float = 1.0
-    prior_scale: float = 1.0
-    augment: bool = True
-    mixed_kinds: bool = False
-    """Whether each image draws its own kind of augmentation, rather than all of a step the same."""
-    seed: int = 0
+    sampler: str | AnyKernel = setting(
+        "langevin",
+        "Sampler of the posterior and its options, such as hmc:leapfrog_steps=5; a kernel's own step size is used.",
+    )
+    chains: int = setting(5, "Independent posterior chains.")
+    steps: int = setting(1000, "Steps of each posterior chain.", option="--sampling-steps")
+    samples: int = setting(20, "Samples kept of each posterior chain.")
+    burn_in: float = setting(0.5, "Share of the steps before the first sample is kept.")
+    step_size: float = setting(0.03, "Step size of each posterior chain.", option="--sampling-step-size")
+    schedule: str = setting("constant", "Of the sampler's step size: constant, polynomial, cosine or cyclical.")
+    point_learning_rate: float = setting(0.02, "Learning rate of SGD under the protocol 'point'.")
+    temperature: float = setting(1.0, "Posterior temperature; 1 is Bayes, less is colder.")
+    prior_scale: float = setting(1.0, "Standard deviation of the Gaussian prior.")
+    augment: bool = setting(True, "Augment images, or see them as they are.")
+    mixed_kinds: bool = setting(
+        False,
+        "Each image draws its own kind of augmentation, or all of a step the same.",
+        option="--mixed-kinds/--one-kind",
+    )
+    seed: int = setting(0, "Seed of everything random.")
 
     def __post_init__(self) -> None:
         if min(self.chains, self.steps, self.samples) < 1:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.registry import Registry
+from pseudocoresets.core.settings import check_options
 from pseudocoresets.methods.bptt import BPTT
 from pseudocoresets.methods.contrastive import ContrastiveDivergence
 from pseudocoresets.methods.contrastive_wasserstein import ContrastiveWasserstein
@@ -108,11 +108,8 @@ METHODS: Registry[Callable[..., Method]] = Registry(
 def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:
     """The method of that name with these options; those of the last version's names come with a warning."""
     build, present = METHODS[name], method_options_from(name, options or {})
-    _check_option_types(name, build, present)
-    try:
-        return build(**present)
-    except TypeError as error:
-        raise InputError(f"The method '{name}' does not take these options: {error}.") from None
+    check_options(build, present, f"The method '{name}'")
+    return build(**present)
 
 
 def build_gradient_method(name: str, options: Mapping[str, Any] | None = None) -> GradientMethod:
@@ -121,11 +118,3 @@ def build_gradient_method(name: str, options: Mapping[str, Any] | None = None) -
     if not isinstance(method, GradientMethod):
         raise InputError(f"The method '{name}' finds rows for a model, not images; give rows and model=... for it.")
     return method
-
-
-def _check_option_types(name: str, build: Callable[..., Method], options: Mapping[str, Any]) -> None:
-    """A whole number must not be given as anything else; it would fail only when it is used."""
-    for option, parameter in inspect.signature(build).parameters.items():
-        default, value = parameter.default, options.get(option)
-        if type(default) is int and option in options and type(value) is not int:
-            raise InputError(f"The option '{option}' of the method '{name}' is a whole number; got {value!r}.")

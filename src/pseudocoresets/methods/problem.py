@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends import Backend, MeanEnergies, PlainBackend
-from pseudocoresets.core.energy import Energy, Model
+from pseudocoresets.backends import Backend, ChainPlan, MeanEnergies, PlainBackend
+from pseudocoresets.core.energy import DifferentiatedModel, Energy, Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.points import FullData, Points
@@ -89,6 +89,22 @@ class WhitenedModel:
 
 
 @dataclass(frozen=True)
+class WhitenedDifferentiatedModel(WhitenedModel):
+    """The same for a model that knows its gradients: that in phi is L^T times that in theta."""
+
+    model: DifferentiatedModel
+
+    def log_likelihood_and_gradient(
+        self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        value, gradient = self.model.log_likelihood_and_gradient(self._theta(theta), x, y, weights)
+        return self.scale * value, self.scale * gradient @ self.coordinates.factor
+
+    def log_prior_gradient(self, theta: Tensor) -> Tensor:
+        return self.scale * self.model.log_prior_gradient(self._theta(theta)) @ self.coordinates.factor
+
+
+@dataclass(frozen=True)
 class Problem:
     """The energy, samples of the full posterior, the real data, augmentation, and how to compute.
 
@@ -144,26 +160,14 @@ class Problem:
         steps: int,
         randomness: Randomness,
         noisy: bool = True,
-        keep_at: Collection[int] = (),
     ) -> Tensor:
         """The end (chains, size) of ``steps`` kernel steps from ``start`` on the posterior of ``points``; no graph.
 
-        Without noise, the temperature is zero: Langevin is then gradient descent. With ``keep_at``, the positions
-        (kept, chains, size) after these steps, counted from 1.
+        Without noise, the temperature is zero: Langevin is then gradient descent.
         """
         frame = self.frame(points)
-        kept = self.backend.run_chain(
-            kernel,
-            frame.enter(start),
-            frame.energy,
-            points,
-            steps,
-            randomness,
-            augmentation=self.augmentation,
-            noisy=noisy,
-            keep_at=keep_at,
-        )
-        return torch.stack([frame.leave(position) for position in kept]) if keep_at else frame.leave(kept[-1])
+        plan = ChainPlan(kernel, frame.energy, points, steps, self.augmentation, noisy)
+        return frame.leave(self.backend.run_chain(plan, frame.enter(start), randomness)[-1])
 
     def perturbed(self, theta: Tensor, sigma: float, points: Points, randomness: Randomness) -> Tensor:
         """theta + sigma xi, xi ~ N(0, I) (chains, size); theta + sigma L xi in coordinates whitened by L."""
@@ -181,7 +185,12 @@ class Problem:
         if not self.energy.temperature > 0:
             raise InputError("Whitened coordinates need a positive temperature.")
         near, size = self.coordinates(points.detached()), self.energy.data_size
-        model = WhitenedModel(self.energy.model, near, size / self.energy.temperature)
+        own, scale = self.energy.model, size / self.energy.temperature
+        model = (
+            WhitenedDifferentiatedModel(own, near, scale)
+            if isinstance(own, DifferentiatedModel)
+            else WhitenedModel(own, near, scale)
+        )
         return Frame(Energy(model, size, temperature=float(size)), near)
 
     def transformation(self, count: int, randomness: Randomness) -> Transformation:

@@ -6,11 +6,18 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from pseudocoresets.core.errors import RenamedWarning
+
 RENAMED = {"ahead": "expert_epochs", "latest_start": "max_start_epoch", "windows": "unrolls"}
 RENAMED_GRADIENTS = {"constant-memory": "stored", "unrolled": "exact"}
 GRADIENT_OPTIONS = {"reach": "radius", "stored": "states"}
 """Now options of the gradient, with the estimators that take them."""
 TAKEN_BY = {"reach": ("differences",), "stored": ("stored", "differences", "detached")}
+
+
+def present_name(option: str) -> str:
+    """What an option is called now, or the one that it belongs to."""
+    return "gradient" if option in GRADIENT_OPTIONS else RENAMED.get(option, option)
 
 
 def method_options_from(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,7 +34,7 @@ def method_options_from(name: str, options: Mapping[str, Any]) -> dict[str, Any]
         new = ", ".join(f"{option}={value}" for option, value in answer.items() if options.get(option) != value)
         warnings.warn(
             f"Options of the method '{name}' have new names: write {new} instead of {old}.",
-            DeprecationWarning,
+            RenamedWarning,
             stacklevel=3,
         )
     return answer

@@ -70,23 +70,29 @@ def informative_points(
     generator = generator_for(seed, "informative points", size)
     weights = torch.full((size,), data_size / size, dtype=many.x.dtype)
     draws = (torch.multinomial(chances, size, generator=generator) for _ in range(starts))
-    return [
-        Parameterisation(
-            Points(many.x[drawn], many.y[drawn], weights),
-            model.pseudo_target,
-            learn_weights,
-            keep_total=False,
-            scale=feature_scale(many.x),
-            classes=model.classes,
-        )
-        for drawn in draws
-    ]
+    chosen = (Points(many.x[drawn], many.y[drawn], weights) for drawn in draws)
+    return [_parameterised(model, points, learn_weights, many.x) for points in chosen]
 
 
-def feature_scale(x: Tensor) -> Tensor:
-    """The standard deviation of each column, or one where it does not vary."""
-    scale = x.std(0) if len(x) > 1 else torch.ones_like(x[0])
-    return torch.where(scale > 0, scale, torch.ones_like(scale))
+def parameterised(problem: Problem, points: Points, learn_weights: bool, seed: int) -> Parameterisation:
+    """How pseudo-points are learned for a smooth model, starting from ``points``.
+
+    The unit of each feature is its standard deviation in a uniform subsample.
+    """
+    many = uniform_points(problem, min(problem.energy.data_size, POINTS_TO_CHOOSE_FROM), seed)
+    return _parameterised(smooth_model(problem), points, learn_weights, many.x)
+
+
+def _parameterised(model: SmoothModel, points: Points, learn_weights: bool, many: Tensor) -> Parameterisation:
+    scale = many.std(0) if len(many) > 1 else torch.ones_like(many[0])
+    return Parameterisation(
+        points,
+        model.pseudo_target,
+        learn_weights,
+        keep_total=False,
+        scale=torch.where(scale > 0, scale, torch.ones_like(scale)),
+        classes=model.classes,
+    )
 
 
 def gaussian_near(centre: Gaussian, joint: Expectation) -> Gaussian:

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pseudocoresets.backends import choose_backend
+from pseudocoresets.backends import Backend, choose_backend
 from pseudocoresets.construction.learner import Learner
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
-from pseudocoresets.core.devices import PeakMemory, fit_threads, resolve_device
+from pseudocoresets.core.devices import PeakMemory, resolve_device, threads_for
 from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.seeds import Randomness
@@ -89,30 +89,31 @@ class Measurement:
         return asdict(self) | {"ratio": self.ratio}
 
 
-def run_bench(device: str | torch.device = "auto") -> Iterator[Measurement]:
+def run_bench(device: str | torch.device = "auto", backend: Backend | None = None) -> Iterator[Measurement]:
     """Every measurement, one after another."""
     device = resolve_device(device)
-    if device.type == "cpu":  # before the digits, which take one thread and keep it
-        larger = _Bench(MNIST_ON_CPU, device).construction(1)
+    backend = backend or choose_backend(device)
+    if device.type == "cpu":
+        larger = _Bench(MNIST_ON_CPU, device, backend).construction(1)
         yield replace(larger, what=f"MNIST, depth 3, width 128: {larger.what}")
     scale = GPU if device.type == "cuda" else CPU
-    bench = _Bench(scale, device)
-    yield from bench.ceilings()
-    for ipc in scale.sizes:
-        yield bench.construction(ipc)
-    yield bench.construction(1, chains=8)
-    yield from bench.memory_against_steps()
-    yield bench.expert_training()
-    yield bench.evaluation(10)
-    yield from bench.snapshots()
+    with threads_for(scale.shape):
+        bench = _Bench(scale, device, backend)
+        yield from bench.ceilings()
+        for ipc in scale.sizes:
+            yield bench.construction(ipc)
+        yield bench.construction(1, chains=8)
+        yield from bench.memory_against_steps()
+        yield bench.expert_training()
+        yield bench.evaluation(10)
+        yield from bench.snapshots()
 
 
 class _Bench:
-    def __init__(self, scale: Scale, device: torch.device) -> None:
+    def __init__(self, scale: Scale, device: torch.device, backend: Backend) -> None:
         self._scale = scale
         self._device = device
-        self._backend = choose_backend(device)
-        fit_threads(scale.shape)
+        self._backend = backend
         self._data = _synthetic(scale)
         self._network = build_network(scale.network, scale.shape, 10)
         self._flops, self._bandwidth = _matrix_rate(device), _copy_rate(device)

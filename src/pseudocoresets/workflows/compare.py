@@ -14,19 +14,24 @@ import torch
 
 from pseudocoresets._io.files import make_folder, read_json, require_writable_folder, write_json, write_text
 from pseudocoresets.construction.loop import network_for
-from pseudocoresets.core.devices import fit_threads, resolve_device
+from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import PseudocoresetsError
-from pseudocoresets.core.progress import Progress, Silent
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.evaluation import METRICS, Summary
 from pseudocoresets.evaluation.paper import paper_figure
+from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.methods.selection import require_class_size
 from pseudocoresets.sources.experts import Experts
-from pseudocoresets.workflows.run import Plan, experts_for, judge, judge_control, make_coreset, write_log
+from pseudocoresets.workflows.construct import WorkFiles, construct_plan, write_log
+from pseudocoresets.workflows.evaluate import judge, judge_control
+from pseudocoresets.workflows.place import Workplace, workplace
+from pseudocoresets.workflows.plan import Plan
+from pseudocoresets.workflows.run import experts_for
 
 CONTROL = "random real images (control)"
-COLUMNS = ("", "accuracy %", "NLL", "ECE", "Brier", "gain %", "paper %, NLL", "s/iteration", "total s", "peak MiB")
+SCORES = tuple(metric.title for metric in METRICS.values())
+COLUMNS = ("", *SCORES, "gain %", "paper %, NLL", "s/iteration", "total s", "peak MiB")
 
 
 @dataclass(frozen=True)
@@ -56,11 +61,7 @@ class Row:
         """The row as text, under ``COLUMNS``."""
         if self.metrics is None or self.gain is None:
             return [self.method, "failed", *[""] * (len(COLUMNS) - 2)]
-        scores = [
-            f"{scale * self.metrics[name].mean:.{digits}f} ± {scale * self.metrics[name].std:.{digits}f}"
-            for name in METRICS
-            for scale, digits in [(100, 1) if name == "accuracy" else (1, 3)]
-        ]
+        scores = [metric.spread(self.metrics[name].mean, self.metrics[name].std) for name, metric in METRICS.items()]
         paper = [_text(self.paper_accuracy, 100, 1), _text(self.paper_nll, 1, 2)]
         return [
             self.method,
@@ -133,30 +134,34 @@ def run_comparison(
     *,
     data_dir: str | Path = "data",
     experts_dir: str | Path | None = None,
-    device: str | torch.device = "auto",
-    progress: Progress | None = None,
+    place: Workplace | None = None,
 ) -> Comparison:
-    """Every plan with every seed, the control first; cells that ``folder`` already holds are not computed again.
+    """Every plan with every seed, its control first; cells that ``folder`` already holds are not computed again.
 
-    A method that fails is a row that says why; the others go on. The table is saved after every row.
+    The control is one for all methods whose posterior is sampled in the same way. A method that fails is a row that
+    says why; the others go on. The table is saved after every row.
     """
     folder = Path(folder)
     require_writable_folder(folder)
-    device = resolve_device(device)
-    progress = progress or Silent()
+    place = place or workplace()
     plan = next(iter(plans.values()))
     data = load_dataset(plan.dataset, data_dir)
-    fit_threads(data.shape)
     require_class_size(data.train, plan.construction.ipc)
-    experts = None
-    if any(own.needs_experts() for own in plans.values()):
-        experts = experts_for(plan, data, experts_dir or folder / "experts", device, progress)
-    runner = _CellRunner(folder, data, experts, device, progress)
-    control = {seed: runner.control(plan.with_seed(seed), seed) for seed in seeds}
-    rows = [_row(CONTROL, plan, control, control)]
-    for name, own in plans.items():
-        rows.append(_method_row(name, own, seeds, runner, control))
-        Comparison(plan, seeds, rows).save(folder)
+    rows: list[Row] = []
+    controls: dict[SamplingSettings, Mapping[int, Cell]] = {}
+    with threads_for(data.shape):
+        experts = None
+        if any(own.needs_experts() for own in plans.values()):
+            experts = experts_for(plan, data, experts_dir or folder / "experts", place)
+        runner = _CellRunner(folder, data, experts, place)
+        for name, own in plans.items():
+            if own.sampling not in controls:
+                kind = f"control-{name}" if controls else "control"
+                control = {seed: runner.control(own.with_seed(seed), seed, kind) for seed in seeds}
+                controls[own.sampling] = control
+                rows.append(_row(f"{CONTROL} as {name}" if len(controls) > 1 else CONTROL, own, control, control))
+            rows.append(_method_row(name, own, seeds, runner, controls[own.sampling]))
+            Comparison(plan, seeds, rows).save(folder)
     return Comparison(plan, seeds, rows)
 
 
@@ -201,21 +206,19 @@ class _CellRunner:
         folder: Path,
         data: Dataset,
         experts: Experts | None,
-        device: torch.device,
-        progress: Progress,
+        place: Workplace,
     ) -> None:
         self._folder = folder
         self._data = data
         self._experts = experts
-        self._device = device
-        self._progress = progress
+        self._place = place
 
     def cell(self, plan: Plan, seed: int) -> Cell:
         folder = make_folder(self._cell_folder(plan, seed))
         return self._once(folder, plan, lambda: self._construct_and_judge(folder, plan))
 
-    def control(self, plan: Plan, seed: int) -> Cell:
-        folder = make_folder(self._folder / "control" / f"seed{seed}")
+    def control(self, plan: Plan, seed: int, kind: str) -> Cell:
+        folder = make_folder(self._folder / kind / f"seed{seed}")
         plan = replace(plan, method="random", method_options={}, before=())
         return self._once(folder, plan, lambda: self._judge_control(plan))
 
@@ -238,13 +241,11 @@ class _CellRunner:
         return document
 
     def _construct_and_judge(self, folder: Path, plan: Plan) -> dict[str, Any]:
-        made = make_coreset(plan, self._data, self._experts, folder, self._device, self._progress)
+        made = construct_plan(plan, self._data, self._experts, WorkFiles.within(folder), self._place)
         made.coreset.save(folder / "coreset.safetensors")
         made.initial.save(folder / "initial.safetensors")
         write_log(folder / "log.jsonl", made.history)
-        report = judge(
-            made.coreset, self._data, plan.protocol, plan.sampling, self._experts, self._device, self._progress
-        )
+        report = judge(plan, made.coreset, self._data, self._experts, self._place)
         made.discard_checkpoint()
         return report.as_json() | {
             "seconds_per_iteration": made.seconds_per_iteration,
@@ -254,7 +255,7 @@ class _CellRunner:
 
     def _judge_control(self, plan: Plan) -> dict[str, Any]:
         spec = network_for(self._experts, plan.network, self._data).spec
-        return judge_control(plan, self._data, spec, self._experts, self._device, self._progress).as_json()
+        return judge_control(plan, spec, self._data, self._experts, self._place).as_json()
 
 
 def _as_stored(plan: Plan) -> Any:

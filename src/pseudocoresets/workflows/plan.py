@@ -1,54 +1,111 @@
-"""From what was typed, and a preset for the rest, to a plan."""
+"""From what a user says, and a preset for the rest, to a plan: everything that decides the outcome of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pseudocoresets import presets
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.registry import Registry
+from pseudocoresets.core.registry import Registry, parse_name
+from pseudocoresets.core.settings import build_settings
 from pseudocoresets.data import FOLDER_PREFIX, find_entry
-from pseudocoresets.inference.sampling import PROTOCOLS
-from pseudocoresets.inference.settings import SamplingSettings
-from pseudocoresets.methods import METHODS, build_gradient_method
+from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
+from pseudocoresets.methods import METHODS, build_gradient_method, method_options_from
+from pseudocoresets.methods.renamed import present_name
 from pseudocoresets.methods.selection import SELECTIONS
-from pseudocoresets.models.networks import NETWORKS, parse_name
+from pseudocoresets.models.networks import NETWORKS
+from pseudocoresets.presets import Before, Preset
 from pseudocoresets.sources.experts import ExpertSettings
-from pseudocoresets.workflows.presets import Before, Preset, preset_for
-from pseudocoresets.workflows.run import Plan, Stage
 
+CONTROL_DRAWS = 5
 SHARED_BY_STAGES = ("ipc", "seed", "initialisation", "augment", "mixed_kinds", "weights", "prior_scale")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A construction that comes before another, which starts from its coreset."""
+
+    method: str
+    method_options: Mapping[str, Any]
+    construction: ConstructionSettings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides the outcome of a run."""
+
+    dataset: str
+    method: str
+    network: str
+    protocol: str
+    expert_count: int
+    experts: ExpertSettings
+    construction: ConstructionSettings
+    sampling: SamplingSettings
+    method_options: Mapping[str, Any]
+    control_draws: int = CONTROL_DRAWS
+    before: tuple[Stage, ...] = ()
+    """In their order; each starts from the coreset of the one before it."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def needs_experts(self) -> bool:
+        """Whether its protocol, its method or one before draws from experts."""
+        return self.protocol == "expert" or self.drawing_from_experts() is not None
+
+    def drawing_from_experts(self) -> str | None:
+        """The first of its methods that draws from experts."""
+        stages: tuple[Stage | Plan, ...] = (*self.before, self)
+        learned = (stage for stage in stages if stage.method not in SELECTIONS)
+        drawing = (stage for stage in learned if build_gradient_method(stage.method, stage.method_options).needs_source)
+        return next((stage.method for stage in drawing), None)
+
+    def with_seed(self, seed: int) -> Plan:
+        """The same plan with its constructions and samples drawn anew; the experts stay."""
+        return replace(
+            self,
+            construction=replace(self.construction, seed=seed),
+            sampling=replace(self.sampling, seed=seed),
+            before=tuple(replace(stage, construction=replace(stage.construction, seed=seed)) for stage in self.before),
+        )
 
 
 def make_plan(
     *,
     dataset: str,
-    method: str | None,
-    network: str,
-    ipc: int,
-    protocol: str,
-    sampler: str | None,
-    preset: str,
-    seed: int,
+    method: str | None = None,
+    network: str = "convnet",
+    ipc: int = 1,
+    protocol: str = "cold",
+    sampler: str | None = None,
+    preset: str | os.PathLike[str] | Preset = "quick",
+    seed: int = 0,
     expert_count: int | None = None,
     experts: Mapping[str, Any] | None = None,
     construction: Mapping[str, Any] | None = None,
     sampling: Mapping[str, Any] | None = None,
     method_options: Mapping[str, Any] | None = None,
+    built_by: str | None = None,
 ) -> Plan:
     """A plan whose names are known to be right before anything long begins.
 
-    No ``method`` is the preset's, and no ``sampler`` likewise.
+    No ``method`` is the preset's, and no ``sampler`` likewise. The posterior is sampled as one of a coreset of
+    ``built_by``, which is ``method`` unless another made the coreset.
     """
-    known_dataset(dataset)
-    NETWORKS[parse_name(network, "network")[0]]
+    require_dataset(dataset)
+    require_network(network)
     if protocol not in PROTOCOLS:
         raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{protocol}'.")
-    chosen = preset_for(preset, dataset, ipc)
+    chosen = presets.preset(preset, dataset, ipc)
     method = chosen.default_method if method is None else method
-    known_method(method)
-    options = chosen.method_options(method) | dict(method_options or {})
+    require_method(method)
+    options = chosen.method_options(method) | method_options_from(method, method_options or {})
     if method not in SELECTIONS:
         build_gradient_method(method, options)
     initialisation = {"initialisation": method} if method in SELECTIONS else {}
@@ -59,30 +116,89 @@ def make_plan(
         network=network,
         protocol=protocol,
         expert_count=chosen.expert_count if expert_count is None else expert_count,
-        experts=ExpertSettings(**{**chosen.experts, **(experts or {}), "seed": seed}),
-        construction=ConstructionSettings(**{**chosen.construction_for(method), **initialisation, **own}),
-        sampling=SamplingSettings(**{**chosen.sampling_by(sampler), **(sampling or {}), "seed": seed}),
+        experts=expert_settings(chosen, {**(experts or {}), "seed": seed}),
+        construction=_construction({**chosen.construction_for(method), **initialisation, **own}),
+        sampling=build_settings(
+            SamplingSettings,
+            {**chosen.sampling_by(sampler, built_by or method), **(sampling or {}), "seed": seed},
+            "The sampling",
+        ),
         method_options=options,
         before=tuple(_stage(before, chosen, own) for before in chosen.before.get(method, ())),
     )
 
 
-def _stage(before: Before, preset: Preset, own: Mapping[str, Any]) -> Stage:
+def expert_settings(chosen: Preset, given: Mapping[str, Any]) -> ExpertSettings:
+    """How experts are trained: as ``given``, and as the preset has it for the rest."""
+    return build_settings(ExpertSettings, {**chosen.experts, **given}, "The training of experts")
+
+
+def _construction(values: Mapping[str, Any]) -> ConstructionSettings:
+    return build_settings(ConstructionSettings, values, "The construction")
+
+
+def _stage(before: Before, chosen: Preset, own: Mapping[str, Any]) -> Stage:
     """What the preset puts before a method, with the settings that say what is to be made, not how it is learned."""
+    require_method(before.method)
     shared = {key: value for key, value in own.items() if key in SHARED_BY_STAGES}
-    learning = {**preset.construction_for(before.method), "iterations": before.iterations}
-    if before.learning_rate is not None:
-        learning["learning_rate"] = before.learning_rate
-    options = preset.method_options(before.method) if before.options is None else before.options
-    return Stage(before.method, options, ConstructionSettings(**{**learning, **shared}))
+    options = chosen.method_options(before.method) if before.options is None else before.options
+    settings = _construction({**chosen.construction_for(before.method), **before.learning, **shared})
+    return Stage(before.method, options, settings)
 
 
-def known_dataset(name: str) -> None:
+def require_dataset(name: str) -> None:
     """A data set of the catalogue, or a folder, which is looked into when it is read."""
     if not name.startswith(FOLDER_PREFIX):
         find_entry(name)
 
 
-def known_method(name: str) -> None:
+def require_network(name: str) -> None:
+    NETWORKS[parse_name(name, "network")[0]]
+
+
+def require_method(name: str) -> None:
     """A method is a divergence or a selection of real images; anything else is an error that suggests the nearest."""
     Registry("method", dict.fromkeys((*METHODS, *SELECTIONS)))[name]
+
+
+def parse_options(items: Iterable[str]) -> dict[str, Any]:
+    """``["expert_epochs=0", "kernel=sghmc"]`` as a mapping; numbers, true, false and none are recognised."""
+    parsed: dict[str, Any] = {}
+    for item in items:
+        key, equals, value = item.partition("=")
+        if not (key and equals and value):
+            raise InputError(f"Options of a method are written --set NAME=VALUE; got '{item}'.")
+        parsed[key] = _value(value)
+    return parsed
+
+
+def options_by_method(items: Iterable[str], methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The options of several methods: ``cd.steps=30`` is that of one, ``steps=30`` that of all which have it."""
+    found: dict[str, dict[str, Any]] = {method: {} for method in methods}
+    for key, value in parse_options(items).items():
+        method, dot, option = key.rpartition(".")
+        if dot and method not in methods:
+            raise InputError(f"'--set {key}' is for the method '{method}', which is not one of {', '.join(methods)}.")
+        takers = [method] if dot else [name for name in methods if _takes(name, option)]
+        if not takers:
+            raise InputError(f"None of {', '.join(methods)} has the option '{option}'.")
+        for name in takers:
+            found[name][option] = value
+    return found
+
+
+def _takes(method: str, option: str) -> bool:
+    require_method(method)
+    return method in METHODS and present_name(option) in inspect.signature(METHODS[method]).parameters
+
+
+def _value(text: str) -> Any:
+    plain = {"true": True, "false": False, "none": None}
+    if text.lower() in plain:
+        return plain[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

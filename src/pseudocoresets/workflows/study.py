@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pseudocoresets._io.files import write_json, write_tensors
+from pseudocoresets._io.files import write_json
+from pseudocoresets.construction import construct
 from pseudocoresets.core.errors import InputError, PseudocoresetsError
-from pseudocoresets.core.points import Points
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import derive_seed
+from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.tables import PosteriorData
 from pseudocoresets.evaluation.distances import Distances, distance, log_predictive, thin
-from pseudocoresets.inference.models import sample_model_posterior
-from pseudocoresets.methods import METHODS, Problem, Solver, row_problem
+from pseudocoresets.inference import sample_posterior
+from pseudocoresets.methods import METHODS, build_method
 from pseudocoresets.sources.gaussian_fit import GaussianFit
 from pseudocoresets.sources.reference import ReferenceRun, reference_posterior
 
@@ -55,7 +56,7 @@ class Study:
     reference: ReferenceRun
     noise_floor: Distances
     rows: tuple[StudyRow, ...]
-    coresets: dict[tuple[str, int, int], Points] = field(default_factory=dict)
+    coresets: dict[tuple[str, int, int], Coreset] = field(default_factory=dict)
 
     def speed_up(self, row: StudyRow) -> float:
         """How many times faster NUTS draws from the coreset's posterior than from the full one."""
@@ -87,14 +88,9 @@ class Study:
         folder = Path(folder)
         write_json(folder / "posterior.json", self.as_json())
         save_plot(self, folder / "distance.png")
-        for (method, size, seed), points in self.coresets.items():
-            _save_points(points, folder / "coresets" / f"{method}-{size}-seed{seed}.safetensors")
+        for (method, size, seed), coreset in self.coresets.items():
+            coreset.save(folder / "coresets" / f"{method}-{size}-seed{seed}.safetensors")
         return folder
-
-
-def _save_points(points: Points, path: Path) -> None:
-    tensors = {"x": points.x, "y": points.y, "weights": points.weights}
-    write_tensors(path, tensors, {"format": "posterior-coreset"})
 
 
 def run_study(
@@ -122,14 +118,13 @@ def run_study(
         for seed in (0, 1)
     )
     floor = distance(again, reference, data.model, data.held_out)
-    problem = row_problem(data.model, data.rows, fit)
     rows, coresets = [], {}
     with task(progress or Silent(), "coresets", len(methods) * len(sizes) * len(seeds)) as shown:
         for method, size, seed in itertools.product(methods, sizes, seeds):
-            row, points = _measure(data, problem, fit, reference, method, size, seed, length)
+            row, coreset = _measure(data, fit, reference, method, size, seed, length)
             rows.append(row)
-            if points is not None:
-                coresets[method, size, seed] = points
+            if coreset is not None:
+                coresets[method, size, seed] = coreset
             shown.advance(note=f"{method} {size}")
     return Study(data, reference, floor, tuple(rows), coresets)
 
@@ -151,32 +146,24 @@ def full_predictive(data: PosteriorData, reference: ReferenceRun) -> float:
 
 def _measure(
     data: PosteriorData,
-    problem: Problem,
     fit: GaussianFit,
     reference: ReferenceRun,
     method: str,
     size: int,
     seed: int,
     length: tuple[int, int],
-) -> tuple[StudyRow, Points | None]:
-    entry = METHODS[method]()
-    price = fit.seconds if entry.needs_source else 0.0
+) -> tuple[StudyRow, Coreset | None]:
+    price = fit.seconds if build_method(method).needs_source else 0.0
     began = time.perf_counter()
     try:
-        points = _build(entry, problem, size, seed)
+        coreset = construct(data.rows, fit, method, model=data.model, size=size, seed=seed)
         seconds = time.perf_counter() - began + price
         own_seed = derive_seed(seed, "coreset posterior", method, size)
-        samples = sample_model_posterior(
-            points, data.model, "nuts", CHAINS, samples=length[0], warmup=length[1], seed=own_seed
+        samples = sample_posterior(
+            coreset, "nuts", chains=CHAINS, model=data.model, samples=length[0], warmup=length[1], seed=own_seed
         )
     except PseudocoresetsError as error:
         nan = float("nan")
         return StudyRow(method, size, seed, None, time.perf_counter() - began, nan, nan, str(error)), None
     distances = distance(samples, reference, data.model, data.held_out)
-    return StudyRow(method, size, seed, distances, seconds, samples.seconds_per_draw, samples.r_hat), points
-
-
-def _build(method: object, problem: Problem, size: int, seed: int) -> Points:
-    if isinstance(method, Solver):
-        return method.solve(problem, size, seed)
-    raise NotImplementedError
+    return StudyRow(method, size, seed, distances, seconds, samples.seconds_per_draw, samples.r_hat), coreset

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Callable
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends.backend import IMAGES_PER_BLOCK, ChainRunner, MeanEnergies
+from pseudocoresets.backends.backend import IMAGES_PER_BLOCK, ChainPlan, ChainRunner, MeanEnergies
 from pseudocoresets.backends.fused.chains import CapturedChains
 from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
 from pseudocoresets.backends.fused.descent import CapturedDescent
@@ -24,10 +23,8 @@ from pseudocoresets.backends.plain import PlainBackend
 from pseudocoresets.core.energy import Energy, Model
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.data.augmentation import Augmentation
 from pseudocoresets.gradients.descent import Descent, Trajectory
 from pseudocoresets.gradients.learned import LEARNED_STEP_SIZE, learned_tensors
-from pseudocoresets.kernels import AnyKernel, Schedule
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network
 
@@ -107,59 +104,36 @@ class FusedBackend(PlainBackend):
 
     def run_chain(
         self,
-        kernel: AnyKernel,
+        plan: ChainPlan,
         start: Tensor,
-        energy: Energy,
-        points: Points,
-        steps: int,
         randomness: Randomness,
-        *,
-        augmentation: Augmentation | None = None,
-        noisy: bool = True,
-        schedule: Schedule | None = None,
-        keep_at: Collection[int] = (),
         on_steps: Callable[[int], object] | None = None,
     ) -> Tensor:
-        plainly = partial(
-            super().run_chain,
-            kernel,
-            start,
-            energy,
-            points,
-            steps,
-            randomness,
-            augmentation=augmentation,
-            noisy=noisy,
-            schedule=schedule,
-            keep_at=keep_at,
-            on_steps=on_steps,
-        )
-        model, keep = energy.model, set(keep_at) or {steps}
+        kernel, energy, points, model = plan.kernel, plan.energy, plan.points, plan.energy.model
         if not is_fused(kernel) or type(model) is not Classifier:
-            return plainly()
-        length = block_length(math.gcd(steps, *keep), len(points))
+            return super().run_chain(plan, start, randomness, on_steps)
+        length = block_length(math.gcd(plan.steps, *plan.kept_steps), len(points))
         soft = points.y.is_floating_point()
         runner = self._captured_chains(model.network, start.device, len(start), len(points), length, soft, shared=True)
         if runner is None:
-            return plainly()
-        temperature = energy.temperature / energy.data_size if noisy else 0.0
+            return super().run_chain(plan, start, randomness, on_steps)
+        temperature = energy.temperature / energy.data_size if plan.noisy else 0.0
         decay = model.decay(energy.data_size)
         runner.set_position(start)
         runner.set_labels(points.y.detach(), points.weights.detach() / energy.data_size)
-        if schedule is None:
+        if plan.schedule is None:
             runner.set_rates(rates_at(0, kernel, None, temperature), decay)
-        images = points.x.detach().expand(1, length, *points.x.shape)
-        kept = []
-        for step in range(0, steps, length):
-            if schedule is not None:
+        images, kept = points.x.detach().expand(1, length, *points.x.shape), []
+        for step in range(0, plan.steps, length):
+            if plan.schedule is not None:
                 every = range(step, step + length)
-                runner.set_rates([rates_at(t, kernel, schedule, temperature) for t in every], decay)
-            runner.run_block(images, augmentation, randomness)
+                runner.set_rates([rates_at(t, kernel, plan.schedule, temperature) for t in every], decay)
+            runner.run_block(images, plan.augmentation, randomness)
             if on_steps is not None:
                 on_steps(length)
-            if step + length in keep:
+            if step + length in plan.kept_steps:
                 kept.append(runner.position())
-        return torch.stack(kept)
+        return kept[0][None] if len(kept) == 1 else torch.stack(kept)
 
     def trajectory(self, descent: Descent, chains: int, states: int, randomness: Randomness) -> Trajectory:
         points, model = descent.points, descent.energy.model

@@ -21,6 +21,7 @@ from pseudocoresets._io.files import make_folder, read_json, write_json, write_t
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.settings import setting
 from pseudocoresets.core.source import Draw
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.models.networks import Network, from_spec, spec_from_json
@@ -35,12 +36,14 @@ _EXPERT_FILE = re.compile(r"expert-(\d{4,})\.safetensors")
 class ExpertSettings:
     """How an expert is trained: SGD on the full data with differentiable augmentation."""
 
-    epochs: int = 50
-    batch_size: int = 256
-    learning_rate: float = 0.01
-    momentum: float = 0.0
-    augment: bool = True
-    seed: int = 0
+    epochs: int = setting(50, "Epochs of an expert.")
+    batch_size: int = setting(256, "Images in a batch of an expert's SGD.", option="--expert-batch-size")
+    learning_rate: float = setting(0.01, "Learning rate of an expert's SGD.", option="--expert-learning-rate")
+    momentum: float = setting(0.0, "Momentum of an expert's SGD.", option="--expert-momentum")
+    augment: bool = setting(
+        True, "Augment images, or see them as they are.", own_option="--expert-augment/--no-expert-augment"
+    )
+    seed: int = setting(0, "Seed of everything random.")
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1 or not self.learning_rate > 0:

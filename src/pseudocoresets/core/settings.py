@@ -1,0 +1,89 @@
+"""Settings as the fields of a dataclass: what each is for, and whether given values fit them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import numbers
+from collections.abc import Callable, Mapping
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pseudocoresets.core.errors import InputError
+
+T = TypeVar("T")
+WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", NoneType: "none"}
+
+
+def setting(default: T, help: str, *, option: str | None = None, own_option: str | None = None) -> T:
+    """A field of a settings dataclass, and how the command offers it.
+
+    ``option`` is its name there where that is not the field's, such as ``--sampling-steps`` for ``steps``; settings of
+    several parts with the same name are one option. ``own_option`` is a second one, which wins and is for this part
+    alone.
+    """
+    metadata = {"help": help, "option": option, "own_option": own_option}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def build_settings(kind: type[T], values: Mapping[str, Any], whose: str) -> T:
+    """``kind(**values)``, or one sentence that says which name or type is wrong."""
+    check_options(kind, values, whose)
+    return kind(**values)
+
+
+def check_options(build: Callable[..., Any], values: Mapping[str, Any], whose: str) -> None:
+    """Refuse names that ``build`` does not take, and values that would fail only when they are used."""
+    parameters = inspect.signature(build).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    hints = type_hints(build)
+    for name, value in values.items():
+        if name not in parameters and not takes_any:
+            near = difflib.get_close_matches(name, parameters, n=1, cutoff=0.5)
+            suggestion = f" Did you mean '{near[0]}'?" if near else ""
+            raise InputError(f"{whose} has no option '{name}'.{suggestion} Known: {', '.join(parameters)}.")
+        if name in hints and not _fits(value, hints[name]):
+            raise InputError(f"The option '{name}' of {_within(whose)} is {_in_words(hints[name])}; got {value!r}.")
+
+
+def type_hints(build: Callable[..., Any]) -> dict[str, Any]:
+    """The types of what ``build`` takes; none where they cannot be known here."""
+    declares = build.__init__ if inspect.isclass(build) and not dataclasses.is_dataclass(build) else build
+    try:
+        return get_type_hints(declares)
+    except (NameError, TypeError):
+        return {}
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types that a union allows, or the one type that it is."""
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a plain value is one of the plain types; objects are for the part itself to check."""
+    if not isinstance(value, bool | numbers.Real | str | None):
+        return True
+    return any(_is_a(value, kind) for kind in alternatives(hint))
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if kind in (Any, object):
+        return True
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if kind in (int, float):
+        number = numbers.Integral if kind is int else numbers.Real
+        return isinstance(value, number) and not isinstance(value, bool)
+    return kind in WORDS and isinstance(value, kind)
+
+
+def _in_words(hint: Any) -> str:
+    words = [WORDS[kind] for kind in alternatives(hint) if kind in WORDS]
+    literals = [repr(value) for kind in alternatives(hint) if get_origin(kind) is Literal for value in get_args(kind)]
+    return " or ".join(words + literals) or "an object of its own"
+
+
+def _within(whose: str) -> str:
+    return whose[0].lower() + whose[1:]

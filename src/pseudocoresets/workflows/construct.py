@@ -1,0 +1,138 @@
+"""Carrying out a plan's constructions, one stage after another, so that a killed process can go on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from pseudocoresets._io.files import require_writable, write_text
+from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
+from pseudocoresets.construction.loop import (
+    Construction,
+    network_for,
+    run_construction,
+)
+from pseudocoresets.construction.tasks import real_coreset
+from pseudocoresets.core.devices import threads_for
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.coreset import Coreset
+from pseudocoresets.data import load_dataset
+from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.methods import build_gradient_method
+from pseudocoresets.methods.selection import SELECTIONS
+from pseudocoresets.models.networks import build_network
+from pseudocoresets.sources.experts import Experts, load_experts, require_experts_for
+from pseudocoresets.workflows.place import Workplace
+from pseudocoresets.workflows.plan import Plan
+
+
+class WorkFiles(NamedTuple):
+    """What a construction keeps beside its result: where it goes on after a kill, and the last sound points."""
+
+    checkpoint: Path
+    rescue: Path
+
+    @classmethod
+    def within(cls, folder: Path) -> WorkFiles:
+        return cls(folder / "construction.checkpoint", folder / "last-good.safetensors")
+
+    @classmethod
+    def beside(cls, out: Path) -> WorkFiles:
+        return cls(_beside(out, ".checkpoint"), _beside(out, ".last-good.safetensors"))
+
+    def checkpoint_before(self, number: int) -> Path:
+        """The checkpoint of the ``number``-th construction before, counted from 1."""
+        return self.checkpoint.with_suffix(f".before-{number}.checkpoint")
+
+
+def construct_file(
+    plan: Plan,
+    out: Path,
+    place: Workplace,
+    *,
+    experts: Path | None = None,
+    network: str | None = None,
+    initial: Path | None = None,
+    data_dir: str | Path = "data",
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> Construction:
+    """The plan's coreset as the file ``out``, its log beside it; ``network``, if named, is what experts must have."""
+    require_writable(out)
+    start = None if initial is None else Coreset.load(initial, data_dir=data_dir)
+    plan = plan if start is None else replace(plan, before=())
+    if experts is None and plan.needs_experts():
+        raise InputError(
+            f"{_who_needs(plan)} needs experts; train some with 'bpc experts' and name their folder with --experts."
+        )
+    trained = None if experts is None else load_experts(experts)
+    data = load_dataset(plan.dataset, data_dir)
+    if trained is not None:
+        wanted = None if network is None else build_network(network, data.shape, len(data.classes))
+        require_experts_for(trained, data, wanted)
+    with threads_for(data.shape):
+        made = construct_plan(
+            plan, data, trained, WorkFiles.beside(out), place, initial=start, checkpoint_seconds=checkpoint_seconds
+        )
+    if plan.method not in SELECTIONS:
+        write_log(_beside(out, ".log.jsonl"), made.history)
+    made.coreset.save(out)
+    made.discard_checkpoint()
+    return made
+
+
+def construct_plan(
+    plan: Plan,
+    data: Dataset,
+    experts: Experts | None,
+    files: WorkFiles,
+    place: Workplace,
+    initial: Coreset | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> Construction:
+    """The plan's construction, after the stages before it unless it starts from ``initial``.
+
+    A selection of real images is one that learns nothing. The checkpoint of a stage, even when it is done, is what a
+    later process goes on from; checkpoints stay until the caller, having saved the coreset, discards them.
+    """
+    if plan.method in SELECTIONS:
+        network = network_for(experts, plan.network, data)
+        chosen = real_coreset(data, plan.construction, network.spec, plan.method)
+        return Construction(chosen, chosen, [])
+    run = partial(
+        run_construction,
+        data,
+        experts,
+        network=plan.network,
+        checkpoint_seconds=checkpoint_seconds,
+        rescue=files.rescue,
+        device=place.device,
+        backend=place.backend,
+        progress=place.progress,
+    )
+    before, start = None, initial
+    for number, stage in enumerate(plan.before if initial is None else (), 1):
+        method, checkpoint = build_gradient_method(stage.method, stage.method_options), files.checkpoint_before(number)
+        made = run(stage.method, method, stage.construction, checkpoint=checkpoint, initial=start)
+        before, start = replace(made, before=before), made.coreset
+    method = build_gradient_method(plan.method, plan.method_options)
+    made = run(plan.method, method, plan.construction, checkpoint=files.checkpoint, initial=start)
+    return replace(made, before=before)
+
+
+def write_log(path: str | Path, history: list[dict[str, float]]) -> None:
+    """One JSON document a line, one line an iteration."""
+    write_text(path, "".join(json.dumps(row) + "\n" for row in history))
+
+
+def _who_needs(plan: Plan) -> str:
+    drawing = plan.drawing_from_experts()
+    which = "" if drawing == plan.method else f", which the preset puts before '{plan.method}',"
+    return f"The method '{drawing}'{which}"
+
+
+def _beside(out: Path, ending: str) -> Path:
+    """The file that belongs to ``out``: c.checkpoint for c.safetensors."""
+    return out.with_name(out.name.removesuffix(".safetensors") + ending)

@@ -1,0 +1,132 @@
+"""Sampling and scoring the posterior of a coreset, and of the control that stands beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pseudocoresets._io.files import require_writable, write_json
+from pseudocoresets.construction.tasks import real_coreset
+from pseudocoresets.core.devices import threads_for
+from pseudocoresets.core.seeds import derive_seed
+from pseudocoresets.coreset import Coreset, require_same_shape
+from pseudocoresets.data import FOLDER_PREFIX, find_entry, load_dataset
+from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.data.restoring import MissingWhitening
+from pseudocoresets.evaluation import METRICS, EvaluationReport, evaluate, pooled
+from pseudocoresets.inference.sampling import sample_posterior
+from pseudocoresets.models.networks import NetworkSpec
+from pseudocoresets.sources.experts import Experts, load_experts
+from pseudocoresets.workflows.place import Workplace
+from pseudocoresets.workflows.plan import Plan, make_plan
+
+
+def evaluate_file(
+    coreset_file: str | Path,
+    place: Workplace,
+    *,
+    dataset: str | None = None,
+    network: str | None = None,
+    experts: Path | None = None,
+    data_dir: str | Path = "data",
+    out: Path | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """The metrics of a coreset file beside its control; ``settings`` are those of ``make_plan``."""
+    coreset = Coreset.load(coreset_file)
+    plan = make_plan(
+        dataset=dataset or coreset.source,
+        method="random",
+        built_by=coreset.method,
+        network=network or (str(coreset.network) if coreset.network else "convnet"),
+        ipc=max(1, round(coreset.images_per_class)),
+        construction={"weights": coreset.configuration.get("settings", {}).get("weights", "full")},
+        **settings,
+    )
+    if not plan.dataset.startswith(FOLDER_PREFIX):
+        require_same_shape(coreset, find_entry(plan.dataset))  # before anything is fetched
+    if out is not None:
+        require_writable(out)
+    began = time.monotonic()
+    data = load_dataset(plan.dataset, data_dir)
+    coreset = _whole(coreset, data, data_dir)
+    trained = None if experts is None else load_experts(experts)
+    with threads_for(data.shape):
+        report = judge(plan, coreset, data, trained, place, network)
+        control = judge_control(plan, coreset.network, data, trained, place, network)
+    seconds = {"evaluate": time.monotonic() - began}
+    metrics = metrics_document(replace(plan, method=coreset.method), report, control, seconds)
+    if out is not None:
+        write_json(out, metrics)
+    return metrics
+
+
+def judge(
+    plan: Plan,
+    coreset: Coreset,
+    data: Dataset,
+    experts: Experts | None,
+    place: Workplace,
+    network: str | None = None,
+) -> EvaluationReport:
+    """Sample the coreset's posterior as the plan has it and score it on the test data."""
+    require_same_shape(coreset, data)
+    samples = sample_posterior(
+        coreset,
+        start=plan.protocol,
+        network=network,
+        experts=experts,
+        device=place.device,
+        backend=place.backend,
+        progress=place.progress,
+        **asdict(plan.sampling),
+    )
+    return evaluate(samples, data.test)
+
+
+def judge_control(
+    plan: Plan,
+    spec: NetworkSpec | None,
+    data: Dataset,
+    experts: Experts | None,
+    place: Workplace,
+    network: str | None = None,
+) -> EvaluationReport:
+    """Random real images, the same number, several draws of them, under the same protocol."""
+    draws = (control_coreset(plan, data, spec, draw) for draw in range(plan.control_draws))
+    return pooled([judge(plan, control, data, experts, place, network) for control in draws])
+
+
+def control_coreset(plan: Plan, data: Dataset, spec: NetworkSpec | None, draw: int) -> Coreset:
+    """One draw of random real images."""
+    seed = derive_seed(plan.construction.seed, "control", draw)
+    settings = replace(plan.construction, seed=seed, initialisation="random")
+    return real_coreset(data, settings, spec, "random")
+
+
+def metrics_document(
+    plan: Plan, report: EvaluationReport, control: EvaluationReport, timings: Mapping[str, float]
+) -> dict[str, Any]:
+    """metrics.json: the coreset's scores, the control's beside them, and the gain."""
+    return {
+        "method": plan.method,
+        "dataset": plan.dataset,
+        "ipc": plan.construction.ipc,
+        "network": plan.network,
+        **report.as_json(),
+        "control": control.as_json(),
+        "gain": {name: getattr(report, name).mean - getattr(control, name).mean for name in METRICS},
+        "seconds": sum(timings.values()),
+        "timings": dict(timings),
+    }
+
+
+def _whole(coreset: Coreset, data: Dataset, data_dir: str | Path) -> Coreset:
+    """The whitening of a compact file is fitted on ``data`` where that is what it was fitted on, else on its source."""
+    missing = coreset.transform
+    if not isinstance(missing, MissingWhitening):
+        return coreset
+    return coreset.restored(data if missing.images_in(data) is not None else load_dataset(missing.source, data_dir))

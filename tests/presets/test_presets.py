@@ -1,0 +1,126 @@
+"""Presets are documents: rules that are merged in their order, refused in one sentence, read back as written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import Invoke
+
+import pseudocoresets as pc
+from pseudocoresets._io.files import write_json
+from pseudocoresets.presets import PRESETS, Before, Preset, preset
+
+RULES: list[dict[str, Any]] = [
+    {"expert_count": 3, "learning": {"cd": {"learning_rate": 1.0, "momentum": 0.5}, "rkl": {"learning_rate": 5.0}}},
+    {"when": {"ipc": [2, 10]}, "learning": {"cd": {"learning_rate": 2.0}}},
+    {"when": {"ipc": [11, None]}, "learning": {"cd": {"learning_rate": {"times_ipc": 0.25}}}},
+    {"when": {"dataset": ["svhn"], "ipc": [2, 10]}, "learning": {"cd": {"learning_rate": 3.0}}},
+    {"when": {"other_than": ["digits"]}, "note": "larger images", "expert_count": 6},
+    {"when": {"dataset": ["digits"]}, "before": {"bptt": [{"method": "cd", "learning": {"iterations": 7}}]}},
+    {"when": {"dataset": ["digits"], "ipc": [10, 10]}, "before": {"bptt": []}},
+]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    write_json(tmp_path / "own.json", RULES)
+    return tmp_path / "own.json"
+
+
+@pytest.mark.parametrize(
+    ("dataset", "ipc", "rate", "count"),
+    [("digits", 1, 1.0, 3), ("digits", 10, 2.0, 3), ("svhn", 10, 3.0, 6), ("svhn", 1, 1.0, 6), ("mnist", 40, 10.0, 6)],
+)
+def test_rules_that_hold_are_merged_and_the_later_wins(
+    file: Path, dataset: str, ipc: int, rate: float, count: int
+) -> None:
+    merged = preset(file, dataset, ipc)
+    assert merged.learning == {"cd": {"learning_rate": rate, "momentum": 0.5}, "rkl": {"learning_rate": 5.0}}
+    assert merged.expert_count == count
+
+
+def test_constructions_before_are_replaced_not_joined(file: Path) -> None:
+    assert preset(file, "digits", 1).before == {"bptt": (Before("cd", learning={"iterations": 7}),)}
+    assert preset(file, "digits", 10).before == {"bptt": ()}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(("dataset", "ipc"), [("digits", 1), ("fashion-mnist", 10), ("folder:own", 50)])
+def test_a_preset_that_was_written_is_the_same_when_it_is_read(
+    name: str, dataset: str, ipc: int, tmp_path: Path
+) -> None:
+    chosen = pc.preset(name, dataset=dataset, ipc=ipc)
+    write_json(tmp_path / "saved.json", chosen.as_json())
+    assert pc.preset(tmp_path / "saved.json", dataset="svhn", ipc=3) == chosen
+
+
+def test_what_belongs_to_a_sampler_or_a_method_wins_over_what_is_for_all() -> None:
+    chosen = Preset(
+        sampling={"steps": 10, "step_size": 1.0},
+        by_sampler={"sghmc": {"step_size": 0.5}},
+        sampling_for={"bptt": {"mixed_kinds": True}},
+    )
+    assert chosen.sampling_by() == {"steps": 10, "step_size": 1.0, "sampler": "langevin"}
+    own = {"steps": 10, "step_size": 0.5, "mixed_kinds": True, "sampler": "sghmc"}
+    assert chosen.sampling_by("sghmc", "bptt") == own
+
+
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        (5, "Rule 1 of the preset"),
+        ([{}, {"leaning": {}}], "Rule 2 of the preset"),
+        ({"leaning": {}}, "'leaning' is not one of"),
+        ({"experts": [1]}, "'experts' must map names to values"),
+        ({"experts": {"epochs": [1]}}, "'experts' must map names to values"),
+        ({"learning": {"cd": 5}}, "'learning' must map names to settings"),
+        ({"expert_count": "six"}, "'expert_count' must be a whole number"),
+        ({"default_method": 5}, "'default_method' must be a name"),
+        ({"before": {"bptt": {"method": "cd"}}}, "'before' must map methods to lists"),
+        ({"before": {"bptt": [{"iterations": 5}]}}, "has a 'method'"),
+        ({"when": {"ipc": 5}}, "'when' may have"),
+        ({"when": {"dataset": "digits"}}, "'when' may have"),
+        ({"construction": {"learning_rate": {"times": 5}}}, "'construction' must map"),
+        ({"construction": {"learningrate": 5}}, "The construction has no option 'learningrate'. Did you mean"),
+        ({"construction": {"iterations": "many"}}, "'iterations' of the construction is a whole number; got 'many'"),
+        ({"sampling": {"steps": 2.5}}, "'steps' of the sampling is a whole number; got 2.5"),
+        ({"experts": {"epoch": 5}}, "The training of experts has no option 'epoch'"),
+        ({"methods": {"cd": {"stpes": 5}}}, "The method 'cd' has no option 'stpes'"),
+        ({"before": {"cd": [{"method": "wassersten"}]}}, "Did you mean 'wasserstein'"),
+    ],
+    ids=json.dumps,
+)
+def test_a_wrong_document_is_refused_in_one_sentence(bpc: Invoke, tmp_path: Path, document: Any, sentence: str) -> None:
+    write_json(tmp_path / "wrong.json", document)
+    result = bpc("run", "--preset", "wrong.json")
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert sentence in line
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong.json"]
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"experts": '])
+def test_a_file_that_is_missing_or_no_json_is_refused(bpc: Invoke, tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "own.json").write_text(content)
+    result = bpc("run", "--preset", "own.json")
+    assert result.exit_code == 2
+    assert "own.json" in result.stderr
+
+
+def test_a_copy_with_another_learning_rate_is_what_the_command_uses(
+    bpc: Invoke, experts_folder: Path, tmp_path: Path
+) -> None:
+    quick = pc.preset("quick", dataset="digits", ipc=1).as_json()
+    quick["construction"]["learning_rate"] = 3.0
+    write_json(tmp_path / "own.json", quick)
+    small = ("--experts", experts_folder, "--iterations", 2, "--set", "steps=2", "--set", "max_start_epoch=none")
+    made = bpc("construct", "--preset", "own.json", "--out", "c.safetensors", "--no-augment", "--device", "cpu", *small)
+    assert made.exit_code == 0, made.stderr
+    configuration = pc.Coreset.load(tmp_path / "c.safetensors").configuration
+    settings, method = configuration["settings"], configuration["method"]
+    assert (settings["learning_rate"], settings["temperature"], settings["augment"]) == (3.0, 0.1, False)
+    assert (method["expert_epochs"], method["max_start_epoch"]) == (4, None)
