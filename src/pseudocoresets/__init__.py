@@ -15,8 +15,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pseudocoresets import data as data
+    from pseudocoresets import gradients as gradients
     from pseudocoresets import kernels as kernels
     from pseudocoresets import methods as methods
+    from pseudocoresets import models as models
     from pseudocoresets.construction import ConstructionSettings as ConstructionSettings
     from pseudocoresets.construction import construct as construct
     from pseudocoresets.core.errors import DataUnavailableError as DataUnavailableError
@@ -25,10 +28,12 @@ if TYPE_CHECKING:
     from pseudocoresets.core.errors import FileFormatError as FileFormatError
     from pseudocoresets.core.errors import InputError as InputError
     from pseudocoresets.core.errors import PseudocoresetsError as PseudocoresetsError
+    from pseudocoresets.core.points import Rows as Rows
     from pseudocoresets.coreset import Coreset as Coreset
     from pseudocoresets.data import Dataset as Dataset
     from pseudocoresets.data import load_dataset as load_dataset
     from pseudocoresets.evaluation import EvaluationReport as EvaluationReport
+    from pseudocoresets.evaluation import distance as distance
     from pseudocoresets.evaluation import evaluate as evaluate
     from pseudocoresets.inference import PosteriorSamples as PosteriorSamples
     from pseudocoresets.inference import SamplingSettings as SamplingSettings
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
     from pseudocoresets.sources.experts import Experts as Experts
     from pseudocoresets.sources.experts import load_experts as load_experts
     from pseudocoresets.sources.experts import train_experts as train_experts
+    from pseudocoresets.sources.reference import reference_posterior as reference_posterior
 
 _HOMES = {
     "pseudocoresets.construction": ("ConstructionSettings", "construct"),
@@ -50,18 +56,20 @@ _HOMES = {
         "InputError",
         "PseudocoresetsError",
     ),
+    "pseudocoresets.core.points": ("Rows",),
     "pseudocoresets.coreset": ("Coreset",),
     "pseudocoresets.data": ("Dataset", "load_dataset"),
-    "pseudocoresets.evaluation": ("EvaluationReport", "evaluate"),
+    "pseudocoresets.evaluation": ("EvaluationReport", "distance", "evaluate"),
     "pseudocoresets.inference": ("PosteriorSamples", "SamplingSettings", "sample_posterior"),
     "pseudocoresets.models.networks": ("build_network",),
     "pseudocoresets.presets": ("Preset", "preset"),
     "pseudocoresets.sources.experts": ("Experts", "load_experts", "train_experts"),
+    "pseudocoresets.sources.reference": ("reference_posterior",),
 }
 """The public names by the module that defines each; a name is imported when it is first used."""
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_NAMESPACES = ("kernels", "methods")
+_NAMESPACES = ("data", "gradients", "kernels", "methods", "models")
 
 __all__ = sorted((*_HOME_OF, *_NAMESPACES))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 import torch
 
+from pseudocoresets import presets
 from pseudocoresets.backends import Backend
 from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
 from pseudocoresets.construction.loop import network_for, run_construction
@@ -16,8 +16,9 @@ from pseudocoresets.construction.rows import construct_rows
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.points import FullData
+from pseudocoresets.core.points import AnyRows, as_rows
 from pseudocoresets.core.progress import Progress
+from pseudocoresets.core.settings import build_settings
 from pseudocoresets.core.source import PosteriorSource
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.dataset import Dataset
@@ -25,17 +26,21 @@ from pseudocoresets.methods import GradientMethod, Method, build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.models.networks import AnyNetwork
+from pseudocoresets.presets import Preset
 from pseudocoresets.sources.experts import Experts
+
+WHOSE = "The construction"
 
 
 def construct(
-    data: Dataset | FullData,
+    data: Dataset | AnyRows,
     source: PosteriorSource | None = None,
     method: str | Method = "cd",
     ipc: int = 1,
     *,
     model: SmoothModel | None = None,
     size: int = 20,
+    preset: str | os.PathLike[str] | Preset = "quick",
     network: AnyNetwork | None = None,
     method_options: Mapping[str, Any] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -55,21 +60,23 @@ def construct(
         method: A name, with ``method_options``, or a method.
         ipc: Images per class.
         model: The model of rows, with ``size`` rows to find.
+        preset: Where options and settings that are not given come from, as in the command.
         network: Which network the coreset is for, where no experts say it.
         checkpoint: Where a killed run goes on, written every ``checkpoint_seconds``.
         initial: A coreset to go on from.
         backend: How to compute; chosen for the device where none is given.
-        settings: Those of ``ConstructionSettings``; for rows, others than those given here are ``ROW_SETTINGS``.
+        settings: Those of ``ConstructionSettings``.
     """
     if not isinstance(data, Dataset):
         if model is None:
             raise InputError("Rows need a model: give it as model=..., such as LogisticRegression(features).")
         return construct_rows(
-            data,
+            as_rows(data),
             model,
             method,
             size,
             source=source,
+            preset=preset,
             method_options=method_options,
             checkpoint=checkpoint,
             checkpoint_seconds=checkpoint_seconds,
@@ -81,18 +88,21 @@ def construct(
         raise InputError("Images are learned for a network; a model takes rows, such as Rows(x, y).")
     if source is not None and not isinstance(source, Experts):
         raise InputError("Images are learned from experts; train some with train_experts.")
-    chosen = construction_settings(ipc=ipc, **settings)
+    own = presets.preset(preset, data.name, ipc)
     if isinstance(method, str) and method in SELECTIONS:
         spec = None if source is None and network is None else network_for(source, network, data).spec
+        chosen = build_settings(ConstructionSettings, {"ipc": ipc, "initialisation": method, **settings}, WHOSE)
         return real_coreset(data, chosen, spec, method)
-    built = build_gradient_method(method, method_options) if isinstance(method, str) else method
-    if not isinstance(built, GradientMethod):
+    if isinstance(method, str):
+        method = build_gradient_method(method, {**own.method_options(method), **(method_options or {})})
+    if not isinstance(method, GradientMethod):
         raise InputError("Images are learned by gradient methods; a solver finds rows for a model.")
+    chosen = build_settings(ConstructionSettings, {**own.construction_for(method.name), "ipc": ipc, **settings}, WHOSE)
     made = run_construction(
         data,
         source,
-        built.name or type(built).__name__,
-        built,
+        method.name or type(method).__name__,
+        method,
         chosen,
         network=network,
         checkpoint=checkpoint,
@@ -104,12 +114,3 @@ def construct(
     )
     made.discard_checkpoint()
     return made.coreset
-
-
-def construction_settings(**settings: Any) -> ConstructionSettings:
-    """Settings by name, with an error that lists the known ones."""
-    known = {entry.name for entry in fields(ConstructionSettings)}
-    unknown = set(settings) - known
-    if unknown:
-        raise InputError(f"Unknown settings: {', '.join(sorted(unknown))}. Known: {', '.join(sorted(known))}.")
-    return ConstructionSettings(**settings)

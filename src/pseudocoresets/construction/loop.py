@@ -15,7 +15,7 @@ from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS, Checkpoin
 from pseudocoresets.construction.learner import Diverged, Learner
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import ImageTask, Task
-from pseudocoresets.core.devices import PeakMemory, device_memory_error, resolve_device
+from pseudocoresets.core.devices import PeakMemory, device_memory_error, resolve_device, threads_for
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.progress import Progress, Silent, task
@@ -125,7 +125,7 @@ def learn(
     keeper = CheckpointKeeper(checkpoint, checkpoint_seconds, run_identity(about, name, method, settings, start))
     keeper.restore(learner, settings)
     first, began = learner.iteration, time.monotonic()
-    with PeakMemory(device) as memory:
+    with PeakMemory(device) as memory, threads_for(start.x.shape[1:]):
         try:
             _iterate(learner, method, problem, settings, keeper, progress or Silent(), name)
         except Diverged:

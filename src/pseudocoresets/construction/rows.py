@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from pseudocoresets import presets
 from pseudocoresets.backends import Backend
 from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
 from pseudocoresets.construction.loop import learn
@@ -21,54 +21,16 @@ from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.points import FullData, Points
 from pseudocoresets.core.progress import Progress
+from pseudocoresets.core.settings import build_settings
 from pseudocoresets.core.source import PosteriorSource
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.methods import GradientMethod, Method, Problem, Solver, build_method, row_problem, starting_points
 from pseudocoresets.methods.starts import parameterised
 from pseudocoresets.models.expectation import SmoothModel, check_data
+from pseudocoresets.presets import Preset
 
-ROW_SETTINGS: Mapping[str, Any] = MappingProxyType(
-    {
-        "iterations": 600,
-        "optimiser": "adam",
-        "learning_rate": 0.005,
-        "label_learning_rate": 0.005,
-        "weight_learning_rate": 0.005,
-        "annealing": 1.0,
-        "augment": False,
-    }
-)
-"""How rows are learned unless told otherwise: by Adam, whose step size falls to zero, so that the noise of the chains
-averages out, and is small from the beginning, because a larger one would lose what the start has found."""
-
-ROW_OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "cd": {"expert_epochs": 0, "chains": 256, "steps": 10, "step_size": 0.2, "sigma": 0.0},
-        "fkl": {"steps": 20, "step_size": 0.5, "chains": 64, "samples": 4, "sigma": 1.0, "at_once": 256},
-        "fkl-hmc": {
-            "expert_epochs": 1,
-            "chains": 64,
-            "steps": 0,
-            "burn_in": 2,
-            "samples": 4,
-            "leapfrog_steps": 4,
-            "step_size": 0.4,
-            "sigma": 0.0,
-            "at_once": 256,
-        },
-        "rkl": {"steps": 20, "step_size": 0.5, "samples": 256, "sigma": 1.0, "batch_size": 1000, "at_once": 256},
-        "psvi": {
-            "steps": 20,
-            "step_size": 0.5,
-            "samples": 256,
-            "langevin_steps": 20,
-            "batch_size": 1000,
-            "at_once": 256,
-        },
-        "wasserstein": {"chains": 64, "steps": 20, "step_size": 0.5, "step_size_learning_rate": 0.0},
-    }
-)
-"""What methods of the construction loop use for rows unless told otherwise; step sizes are in whitened coordinates."""
+ROWS = "rows"
+"""What data that are rows are called where nobody names them, and in presets."""
 
 
 def construct_rows(
@@ -78,7 +40,8 @@ def construct_rows(
     size: int = 20,
     *,
     source: PosteriorSource | None = None,
-    name: str = "rows",
+    name: str = ROWS,
+    preset: str | os.PathLike[str] | Preset = "quick",
     method_options: Mapping[str, Any] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -90,14 +53,18 @@ def construct_rows(
 
     Args:
         source: Samples of the full posterior; draws of the Gaussian nearest to it where none is given.
-        method_options: Of a method that is named; others than those given here are ``ROW_OPTIONS``.
-        settings: Those of ``ConstructionSettings``; others than those given here are ``ROW_SETTINGS``.
+        preset: Where options and settings that are not given come from; its data set is called ``rows``.
+        method_options: Of a method that is named.
+        settings: Those of ``ConstructionSettings``.
     """
     check_data(model, data)
-    options = {**ROW_OPTIONS.get(method, {}), **(method_options or {})} if isinstance(method, str) else {}
-    built = build_method(method, options) if isinstance(method, str) else method
+    own = presets.preset(preset, ROWS, 1)
+    built = method
+    if isinstance(built, str):
+        built = build_method(built, {**own.method_options(built), **(method_options or {})})
     called = built.name or type(built).__name__
-    task, chosen = RowTask(data, model, size, source, name), ConstructionSettings(**{**ROW_SETTINGS, **settings})
+    chosen = build_settings(ConstructionSettings, {**own.construction_for(called), **settings}, "The construction")
+    task = RowTask(data, model, size, source, name)
     if isinstance(built, Solver):
         recorded: dict[str, Any] = {"method": asdict(built)} if is_dataclass(built) else {}
         return task.coreset(built.solve(task.about, size, chosen.seed), called, chosen.seed, recorded)
@@ -124,7 +91,7 @@ class RowTask:
     model: SmoothModel
     size: int
     source: PosteriorSource | None = None
-    name: str = "rows"
+    name: str = ROWS
 
     @cached_property
     def about(self) -> Problem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import Randomness
 
 
+@runtime_checkable
 class FullData(Protocol):
     """All the data, as batches of (x, y) that are read anew at each pass."""
 
@@ -64,6 +65,20 @@ class Rows:
 
     def batch(self, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
         return self.rows(random_positions(len(self), size, randomness))
+
+
+AnyRows: TypeAlias = FullData | tuple[Any, Any] | Any
+"""Full data, or a pair (x, y) of tensors or arrays, or x alone where the model looks at no targets."""
+
+
+def as_rows(data: AnyRows) -> FullData:
+    """Rows of a table from whatever holds them."""
+    if isinstance(data, FullData):
+        return data
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return Rows(*data)
+    x = _numbers(data, "x")
+    return Rows(x, torch.zeros(len(x)))
 
 
 def random_positions(data_size: int, size: int, randomness: Randomness) -> Tensor:

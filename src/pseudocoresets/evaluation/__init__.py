@@ -1,8 +1,8 @@
 """Saying honestly how good a posterior is."""
 
 from pseudocoresets.evaluation.distances import Distances, distance
-from pseudocoresets.evaluation.evaluate import EvaluationReport, Summary, evaluate, pooled, score
 from pseudocoresets.evaluation.metrics import METRICS, Metric, Reliability, all_metrics, reliability
+from pseudocoresets.evaluation.report import EvaluationReport, Summary, evaluate, pooled, score
 
 __all__ = [
     "METRICS",

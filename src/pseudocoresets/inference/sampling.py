@@ -7,6 +7,7 @@ expert   chains start from an expert's last snapshot; the full data leaks in thr
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection
 from typing import Any
@@ -14,19 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pseudocoresets import presets
 from pseudocoresets.backends import Backend, ChainPlan, choose_backend
-from pseudocoresets.core.devices import resolve_device
+from pseudocoresets.core.devices import resolve_device, threads_for
 from pseudocoresets.core.energy import Energy, Model
 from pseudocoresets.core.errors import DivergenceError, InputError
+from pseudocoresets.core.options import written
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.progress import Progress, Silent, task
+from pseudocoresets.core.registry import parse_name
 from pseudocoresets.core.seeds import Randomness, derive_seed
+from pseudocoresets.core.settings import build_settings
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.inference.models import sample_model_posterior
 from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
 from pseudocoresets.kernels import (
+    KERNELS,
     SCHEDULES,
     SGD,
     AnyKernel,
@@ -39,9 +45,9 @@ from pseudocoresets.kernels import (
 )
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import AnyNetwork, Network, as_network, from_spec
+from pseudocoresets.presets import Preset
 from pseudocoresets.sources.experts import Experts
 
-NETWORK_CHAINS = 5
 MODEL_CHAINS = 4
 POINT_MOMENTUM = 0.9
 POINT_DECAY_AT = 0.5
@@ -58,6 +64,7 @@ def sample_posterior(
     model: Model | None = None,
     network: AnyNetwork | None = None,
     experts: Experts | None = None,
+    preset: str | os.PathLike[str] | Preset = "quick",
     device: str | torch.device = "auto",
     backend: Backend | None = None,
     progress: Progress | None = None,
@@ -67,11 +74,12 @@ def sample_posterior(
 
     Args:
         coreset: Images, or rows of a table.
-        sampler: A kernel or its name; Langevin for networks and NUTS for other models where none is given.
+        sampler: A kernel or its name; the preset's for networks and NUTS for other models where none is given.
         start: The protocol for networks: cold, point or expert.
-        chains: Independent chains; five for networks and four for other models where no number is given.
+        chains: Independent chains; the preset's for networks and four for other models where no number is given.
         model: The model of a coreset of rows.
         network: Another network than the one that the coreset was made with.
+        preset: Where the settings of a network's sampler that are not given come from, as in the command.
         experts: Where chains of the protocol ``expert`` start.
         backend: How to compute; chosen for the device where none is given.
         settings: Those of ``SamplingSettings`` for networks, of ``sample_model_posterior`` for other models.
@@ -89,17 +97,22 @@ def sample_posterior(
         )
     if start not in PROTOCOLS:
         raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{start}'.")
-    try:
-        chosen = SamplingSettings(
-            sampler=sampler or "langevin", chains=NETWORK_CHAINS if chains is None else chains, **settings
-        )
-    except TypeError as error:
-        raise InputError(f"Unknown sampling setting: {error}.") from None
+    own = presets.preset(preset, coreset.source, max(1, round(coreset.images_per_class)))
+    known = own.sampling_by(kernel_name(sampler), coreset.method)
+    given = {"sampler": sampler, "chains": chains}
+    given = {name: value for name, value in given.items() if value is not None} | settings
+    chosen = build_settings(SamplingSettings, {**known, **given}, "The sampler")
     device = resolve_device(device)
     used = _network_for(coreset, network)
     return sample_network_posterior(
         coreset, used, start, chosen, experts, device, backend or choose_backend(device), progress
     )
+
+
+def kernel_name(sampler: str | AnyKernel | None) -> str | None:
+    """The name under which a preset knows a sampler; None leaves the choice to the preset."""
+    text = sampler if isinstance(sampler, str) or sampler is None else written(sampler, KERNELS)
+    return text and parse_name(text, "sampler")[0]
 
 
 def sample_network_posterior(
@@ -118,7 +131,10 @@ def sample_network_posterior(
     positions = _start_positions(start, network, experts, settings, device)
     posterior = _Posterior(coreset, network, settings, randomness, backend)
     began = time.perf_counter()
-    with task(progress or Silent(), f"posterior of {coreset.method} ({start})", settings.steps) as bar:
+    with (
+        threads_for(coreset.x.shape[1:]),
+        task(progress or Silent(), f"posterior of {coreset.method} ({start})", settings.steps) as bar,
+    ):
         kept = (posterior.train_points if start == "point" else posterior.sample)(positions, bar)
     return PosteriorSamples(
         kept,

@@ -14,6 +14,7 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.registry import Registry, parse_name
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.data import FOLDER_PREFIX, find_entry
+from pseudocoresets.evaluation.report import CONTROL_DRAWS
 from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
 from pseudocoresets.methods import METHODS, build_gradient_method, method_options_from
 from pseudocoresets.methods.renamed import present_name
@@ -22,7 +23,6 @@ from pseudocoresets.models.networks import NETWORKS
 from pseudocoresets.presets import Before, Preset
 from pseudocoresets.sources.experts import ExpertSettings
 
-CONTROL_DRAWS = 5
 SHARED_BY_STAGES = ("ipc", "seed", "initialisation", "augment", "mixed_kinds", "weights", "prior_scale")
 
 

@@ -37,7 +37,9 @@ class ExpertSettings:
     """How an expert is trained: SGD on the full data with differentiable augmentation."""
 
     epochs: int = setting(50, "Epochs of an expert.")
-    batch_size: int = setting(256, "Images in a batch of an expert's SGD.", option="--expert-batch-size")
+    batch_size: int = setting(
+        256, "Images in a batch of an expert's SGD; at most a sixteenth of the data.", option="--expert-batch-size"
+    )
     learning_rate: float = setting(0.01, "Learning rate of an expert's SGD.", option="--expert-learning-rate")
     momentum: float = setting(0.0, "Momentum of an expert's SGD.", option="--expert-momentum")
     augment: bool = setting(

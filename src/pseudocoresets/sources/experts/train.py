@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pseudocoresets import presets
 from pseudocoresets.backends import Backend, ChainRunner, choose_backend
-from pseudocoresets.core.devices import device_memory_error, resolve_device
+from pseudocoresets.core.devices import device_memory_error, resolve_device, threads_for
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import Randomness, derive_seed
+from pseudocoresets.core.settings import build_settings
 from pseudocoresets.core.state import Rates
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.models.networks import AnyNetwork, Network, as_network
+from pseudocoresets.presets import Preset
 from pseudocoresets.sources.experts.store import Experts, ExpertSettings, ExpertStore, TrainedOn
 
 IMAGES_PER_BLOCK = 20_000
@@ -25,31 +29,55 @@ IMAGES_PER_BLOCK = 20_000
 def train_experts(
     data: Dataset,
     network: AnyNetwork = "convnet",
-    count: int = 100,
-    epochs: int = 50,
+    count: int | None = None,
+    epochs: int | None = None,
     out: str | os.PathLike[str] | None = None,
     *,
-    batch_size: int = 256,
-    learning_rate: float = 0.01,
-    momentum: float = 0.0,
-    augment: bool = True,
-    seed: int = 0,
+    preset: str | os.PathLike[str] | Preset = "quick",
+    population: int | None = None,
+    device: str | torch.device = "auto",
+    backend: Backend | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Experts:
+    """Train experts, or those of them that the folder ``out`` does not hold yet.
+
+    Args:
+        data: The full data.
+        network: A name, a module, its class or a function that builds it.
+        count: How many experts there should be in the end.
+        epochs: Epochs of each.
+        out: A folder; each expert is written as soon as its group is done, so that a run that is killed and started
+            again goes on with the next group. Without it, experts are kept in memory.
+        preset: Where what is not given comes from, as in the command.
+        population: Experts that are trained side by side.
+        backend: How to compute; chosen for the device where none is given.
+        settings: Those of ``ExpertSettings``.
+    """
+    own = presets.preset(preset, data.name)
+    count = own.expert_count if count is None else count
+    given = settings if epochs is None else {**settings, "epochs": epochs}
+    chosen = build_settings(ExpertSettings, {**own.experts, **given}, "The training of experts")
+    return train(data, network, count, chosen, out, population, device, backend, progress)
+
+
+def train(
+    data: Dataset,
+    network: AnyNetwork,
+    count: int,
+    settings: ExpertSettings,
+    out: str | os.PathLike[str] | None = None,
     population: int | None = None,
     device: str | torch.device = "auto",
     backend: Backend | None = None,
     progress: Progress | None = None,
 ) -> Experts:
-    """Train ``count`` experts, or those of them that the folder ``out`` does not hold yet.
-
-    ``population`` experts are trained side by side; each is written as soon as its group is done, so a run that is
-    killed and started again goes on with the next group. Without ``out`` they are kept in memory.
-    """
+    """The same with everything chosen."""
     if count < 1:
         raise InputError(f"At least one expert is needed; got {count}.")
     if population is not None and population < 1:
         raise InputError(f"At least one expert is trained at a time; got a population of {population}.")
     network = as_network(network, data.shape, len(data.classes))
-    settings = ExpertSettings(epochs, batch_size, learning_rate, momentum, augment, seed)
     trained_on = TrainedOn(data.name, data.fingerprint)
     store = None if out is None else ExpertStore.create_or_open(out, network, trained_on, settings)
     todo = list(range(count)) if store is None else store.missing(count)
@@ -58,13 +86,20 @@ def train_experts(
     if todo:
         where = resolve_device(device)
         trainer = _Trainer(data, network, settings, where, backend or choose_backend(where))
-        with task(progress or Silent(), f"experts on {data.name}", len(todo) * epochs) as shown:
+        with (
+            threads_for(data.shape),
+            task(progress or Silent(), f"experts on {data.name}", len(todo) * settings.epochs) as shown,
+        ):
             for numbers in _groups(todo, population or trainer.default_population):
                 for number, trajectory in zip(numbers, trainer.train_in_parts(numbers, shown), strict=True):
                     keep(number, trajectory)
     if store is not None:
         return store.experts(count)
     return Experts(network, trained_on, settings, list(in_memory.values()))
+
+
+FEWEST_STEPS = 16
+"""Steps per epoch, at least: batches of few data are smaller than asked for, or an epoch would teach nothing."""
 
 
 class _Trainer:
@@ -75,6 +110,7 @@ class _Trainer:
     ) -> None:
         self._network = network
         self._settings = settings
+        self._batch_size = min(settings.batch_size, max(1, len(data.train) // FEWEST_STEPS))
         self._device = device
         self._backend = backend
         self._images = data.transform(data.train.images.to(device))
@@ -104,7 +140,7 @@ class _Trainer:
         )
         randomness = Randomness.for_purpose(seed, "expert training", *numbers, device=self._device)
         snapshots = [theta.cpu()]
-        batch, steps = self._settings.batch_size, self._steps_per_epoch
+        batch, steps = self._batch_size, self._steps_per_epoch
         runner = self._backend.chains(
             self._network, self._device, len(theta), batch, steps, False, False, IMAGES_PER_BLOCK
         )
@@ -123,7 +159,7 @@ class _Trainer:
 
     def _epoch(self, runner: ChainRunner, randomness: Randomness) -> Tensor:
         """The parameters after one more pass over the data."""
-        factors = torch.full((self._settings.batch_size,), 1 / self._settings.batch_size, device=self._device)
+        factors = torch.full((self._batch_size,), 1 / self._batch_size, device=self._device)
         for block in self._batches(runner.chains, randomness).split(runner.steps, 1):
             runner.set_labels(self._labels[block], factors)
             runner.run_block(self._images[block], self._augmentation, randomness)
@@ -131,13 +167,13 @@ class _Trainer:
 
     @property
     def _steps_per_epoch(self) -> int:
-        return -(-len(self._labels) // self._settings.batch_size)
+        return -(-len(self._labels) // self._batch_size)
 
     def _batches(self, experts: int, randomness: Randomness) -> Tensor:
         """An order of its own for each expert, (experts, steps, batch); the last batch is filled up from the first."""
         keys = torch.rand(experts, len(self._labels), generator=randomness.device, device=self._device)
         order = keys.argsort(1)
-        wanted = self._steps_per_epoch * self._settings.batch_size
+        wanted = self._steps_per_epoch * self._batch_size
         repeats = -(-wanted // order.shape[1])
         return order.repeat(1, repeats)[:, :wanted].view(experts, self._steps_per_epoch, -1)
 

@@ -9,8 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
+from pseudocoresets.construction.settings import ConstructionSettings
+from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.data.dataset import Split
+from pseudocoresets.core.seeds import derive_seed
+from pseudocoresets.coreset import Coreset
+from pseudocoresets.data.dataset import Dataset, Split
 from pseudocoresets.evaluation.metrics import (
     METRICS,
     Reliability,
@@ -20,6 +24,8 @@ from pseudocoresets.evaluation.metrics import (
 )
 from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.kernels.diagnostics import Diagnostics, function_space_diagnostics
+
+CONTROL_DRAWS = 5
 
 
 @dataclass(frozen=True)
@@ -81,10 +87,38 @@ class EvaluationReport:
         )
 
 
-def evaluate(samples: PosteriorSamples, split: Split) -> EvaluationReport:
-    """Predict ``split`` with every sample and score the averages."""
-    probabilities = samples.predict(split.images)
-    return score(probabilities, split.labels, samples.protocol, samples.settings.as_json())
+def evaluate(
+    samples: PosteriorSamples, split: Split, control: bool = False, control_draws: int = CONTROL_DRAWS
+) -> EvaluationReport:
+    """Predict ``split`` with every sample and score the averages.
+
+    Args:
+        samples: Of the posterior of a coreset of images.
+        split: Data that the samples have not seen, such as ``data.test``.
+        control: Whether to do the same with as many random real images from the training data of the same data set,
+            so that ``report.control`` and ``report.gain`` say what the coreset adds.
+        control_draws: How many draws of random images the control averages.
+    """
+    report = score(samples.predict(split.images), split.labels, samples.protocol, samples.settings.as_json())
+    if not control:
+        return report
+    if samples.coreset is None or samples.again is None or split.dataset is None:
+        raise InputError(
+            "A control needs samples that know their coreset and data that know their training images: use "
+            "sample_posterior, and a split of a Dataset such as data.test."
+        )
+    draws = [control_coreset(samples.coreset, split.dataset, draw) for draw in range(control_draws)]
+    return replace(report, control=pooled([evaluate(samples.again(each), split) for each in draws]))
+
+
+def control_coreset(coreset: Coreset, data: Dataset, draw: int) -> Coreset:
+    """One draw of random real images: as many per class as the coreset has, and weighted in the same way."""
+    settings = ConstructionSettings(
+        ipc=max(1, round(coreset.images_per_class)),
+        seed=derive_seed(coreset.seed, "control", draw),
+        weights=coreset.configuration.get("settings", {}).get("weights", "full"),
+    )
+    return real_coreset(data, settings, coreset.network, "random")
 
 
 def pooled(reports: Sequence[EvaluationReport]) -> EvaluationReport:
