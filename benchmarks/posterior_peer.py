@@ -24,6 +24,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,12 @@ from pseudocoresets.construction import construct
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import Gaussian, kl_divergence
 from pseudocoresets.core.points import Points, Rows
-from pseudocoresets.inference import gaussian_moments
-from pseudocoresets.methods import Problem, row_problem
-from pseudocoresets.methods.solver import full_data, nearest_gaussian, smooth_model
-from pseudocoresets.models import GaussianMean, LogisticRegression
+from pseudocoresets.inference.models import gaussian_moments
+from pseudocoresets.methods import METHODS, Solver, row_problem
+from pseudocoresets.models.expectation import SmoothModel
+from pseudocoresets.models.gaussian_mean import GaussianMean
+from pseudocoresets.models.glm import LogisticRegression
+from pseudocoresets.sources.gaussian_fit import fit_gaussian
 from pseudocoresets.sources.reference import reference_posterior
 
 SIZES = (10, 30, 100)
@@ -210,27 +213,39 @@ def _coreset_projector(bc: Any, side: Any) -> Any:
 # --- our side and the score -----------------------------------------------------------------------
 
 
-def build_with_ours(problem: Problem, method: str, size: int, seed: int) -> tuple[Points, dict[str, float]]:
+@dataclass(frozen=True)
+class Case:
+    """A model and its full data."""
+
+    model: SmoothModel
+    rows: Rows
+
+
+def build_with_ours(case: Case, method: str, size: int, seed: int) -> tuple[Points, dict[str, float]]:
+    entry = METHODS[method]()
     watch = Stopwatch()
-    made = construct(full_data(problem), model=smooth_model(problem), method=method, size=size, seed=seed)
-    return made.points, watch.read()
+    if isinstance(entry, Solver):
+        points = entry.solve(row_problem(case.model, case.rows), size, seed)
+    else:
+        points = construct(case.rows, model=case.model, method=entry, size=size, seed=seed).points
+    return points, watch.read()
 
 
-def signed(problem: Problem, points: Points) -> Points:
+def signed(case: Case, points: Points) -> Points:
     """Hard labels of logistic regression written into the signs of x, so that equal coresets get equal scores."""
     hard = bool(((points.y == 0) | (points.y == 1)).all())
-    if not (isinstance(smooth_model(problem), LogisticRegression) and hard):
+    if not (isinstance(case.model, LogisticRegression) and hard):
         return points
     return Points((2 * points.y - 1)[:, None] * points.x, torch.ones_like(points.y), points.weights)
 
 
-def score(problem: Problem, full: Gaussian, points: Points) -> tuple[float, str]:
+def score(case: Case, full: Gaussian, points: Points) -> tuple[float, str]:
     """KL(full || coreset) and how the coreset's Gaussian was found."""
     try:
-        same = signed(problem, points)
-        fit, how = gaussian_moments(same, smooth_model(problem), samples=150, warmup=150)
+        same = signed(case, points)
+        fit, how = gaussian_moments(same, case.model, samples=150, warmup=150)
         if how == "nuts" and float(kl_divergence(full, fit)) < WORTH_A_LONG_RUN:
-            fit, how = gaussian_moments(same, smooth_model(problem), samples=2000, warmup=300)
+            fit, how = gaussian_moments(same, case.model, samples=2000, warmup=300)
         return float(kl_divergence(full, fit)), how
     except DivergenceError:
         return math.inf, "failed"
@@ -239,26 +254,26 @@ def score(problem: Problem, full: Gaussian, points: Points) -> tuple[float, str]
 # --- the settings ---------------------------------------------------------------------------------
 
 
-def gaussian_setting(seed: int) -> tuple[Problem, Any]:
+def gaussian_setting(seed: int) -> tuple[Case, Any]:
     x = np.random.RandomState(1000 + seed).randn(1000, 100) + 1
-    data = Rows(torch.from_numpy(x), torch.zeros(len(x), dtype=torch.float64))
-    return row_problem(GaussianMean(dimension=100), data), GaussianSide(x)
+    rows = Rows(torch.from_numpy(x), torch.zeros(len(x), dtype=torch.float64))
+    return Case(GaussianMean(dimension=100), rows), GaussianSide(x)
 
 
-def logistic_setting(dimension: int) -> Callable[[int], tuple[Problem, Any]]:
+def logistic_setting(dimension: int) -> Callable[[int], tuple[Case, Any]]:
     """The peer's own example: x ~ N(0, I), theta = (3, ..., 3); one data set, seeds are those of the construction."""
 
-    def setting(seed: int) -> tuple[Problem, Any]:
+    def setting(seed: int) -> tuple[Case, Any]:
         stream = np.random.RandomState(dimension)
         x = stream.randn(10000, dimension)
         y = (stream.rand(10000) <= 1 / (1 + np.exp(-3 * x.sum(1)))).astype(float)
-        data = Rows(torch.from_numpy(x), torch.from_numpy(y))
-        return row_problem(LogisticRegression(dimension), data), LogisticSide(x, y)
+        rows = Rows(torch.from_numpy(x), torch.from_numpy(y))
+        return Case(LogisticRegression(dimension), rows), LogisticSide(x, y)
 
     return setting
 
 
-SETTINGS: dict[str, Callable[[int], tuple[Problem, Any]]] = {
+SETTINGS: dict[str, Callable[[int], tuple[Case, Any]]] = {
     "gaussian-100": gaussian_setting,
     "logistic-10": logistic_setting(10),
     "logistic-50": logistic_setting(50),
@@ -294,19 +309,19 @@ class Run:
             print(f"{self.name}: seed {seed} done", flush=True)
 
     def one_seed(self, seed: int) -> None:
-        problem, side = SETTINGS[self.name](seed)
-        full = self.full_posterior(problem)
+        case, side = SETTINGS[self.name](seed)
+        full = self.full_posterior(case)
         for method in self.options.peer_methods:
             sizes = tuple(size for size in self.options.sizes if size <= self.options.peer_largest.get(method, size))
             if not self.done("peer", method, sizes, seed):
-                self.peer(problem, full, side, method, sizes, seed)
+                self.peer(case, full, side, method, sizes, seed)
         for method in self.options.our_methods:
             if not self.done("ours", method, self.options.sizes, seed):
-                self.ours(problem, full, method, seed)
+                self.ours(case, full, method, seed)
         if self.name.startswith("gaussian"):
             for method in self.options.every_size:
-                coresets = (build_with_ours(problem, method, size, seed)[0] for size in range(1, 101))
-                worst = max(score(problem, full, points)[0] for points in coresets)
+                coresets = (build_with_ours(case, method, size, seed)[0] for size in range(1, 101))
+                worst = max(score(case, full, points)[0] for points in coresets)
                 worst_by_seed = self.entry.setdefault("worst_kl_over_sizes_1_to_100", {}).setdefault(method, {})
                 worst_by_seed[str(seed)] = worst
                 self.save()
@@ -316,31 +331,31 @@ class Run:
         cells = self.cells[side].get(method, {})
         return self.options.only_missing and all(str(seed) in cells.get(str(size), {}) for size in sizes)
 
-    def full_posterior(self, problem: Problem) -> Gaussian:
+    def full_posterior(self, case: Case) -> Gaussian:
         if self.name.startswith("gaussian"):
-            return nearest_gaussian(problem)
-        data, model, draws = full_data(problem), smooth_model(problem), self.options.reference_draws
+            return fit_gaussian(case.model, case.rows)
+        draws, cache = self.options.reference_draws, self.options.cache
         reference, again = (
-            reference_posterior(data, model, draws, 300, seed=seed, cache=self.options.cache) for seed in (0, 1)
+            reference_posterior(case.rows, case.model, draws, seed=seed, cache=cache) for seed in (0, 1)
         )
         self.entry["reference"] = reference.summary()
         self.entry["noise_floor_kl"] = float(kl_divergence(reference.gaussian, again.gaussian))
         self.entry["rank_bound_kl"] = {str(size): rank_bound(reference.gaussian, size) for size in SIZES}
         return reference.gaussian
 
-    def peer(self, problem: Problem, full: Gaussian, side: Any, method: str, sizes: tuple[int, ...], seed: int) -> None:
+    def peer(self, case: Case, full: Gaussian, side: Any, method: str, sizes: tuple[int, ...], seed: int) -> None:
         subsample = None if self.name.startswith("gaussian") else self.options.peer_subsample
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             grown = typical(lambda: build_with_peer(self.bc, side, method, sizes, seed, subsample))
             for size, points, seconds in grown:
-                self.note("peer", method, size, seed, score(problem, full, points), seconds)
+                self.note("peer", method, size, seed, score(case, full, points), seconds)
         self.save()
 
-    def ours(self, problem: Problem, full: Gaussian, method: str, seed: int) -> None:
+    def ours(self, case: Case, full: Gaussian, method: str, seed: int) -> None:
         for size in self.options.sizes:
-            ((points, seconds),) = typical(lambda size=size: [build_with_ours(problem, method, size, seed)])
-            self.note("ours", method, size, seed, score(problem, full, points), seconds)
+            ((points, seconds),) = typical(lambda size=size: [build_with_ours(case, method, size, seed)])
+            self.note("ours", method, size, seed, score(case, full, points), seconds)
         self.save()
 
     def note(

@@ -24,14 +24,14 @@ import numpy as np
 import torch
 
 from provenance import provenance
-from pseudocoresets._io.files import write_json
-from pseudocoresets.construction import construct
+from pseudocoresets._io.files import read_tensors, write_json, write_tensors
 from pseudocoresets.core.gaussian import kl_divergence
+from pseudocoresets.core.points import Points
 from pseudocoresets.core.targets import WhitenedTarget, all_points, whitened_target
-from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.tables import ParquetData
 from pseudocoresets.kernels import NUTS
-from pseudocoresets.models import LogisticRegression
+from pseudocoresets.methods import METHODS, row_problem
+from pseudocoresets.models.glm import LogisticRegression
 from pseudocoresets.sources.gaussian_fit import GaussianFit, fit_gaussian
 
 WARMUP = 150
@@ -61,10 +61,10 @@ def build(path: Path, out: Path, size: int, method: str) -> dict[str, Any]:
     data = ParquetData(path, "y")
     model = LogisticRegression(len(data.features))
     fit = GaussianFit(model, data)
-    coreset = construct(data, fit, method, model=model, size=size)
+    points = METHODS[method]().solve(row_problem(model, data, fit), size)
     seconds = time.perf_counter() - began
-    coreset.save(out)
-    full, fitted = fit.gaussian, fit_gaussian(model, coreset.points)
+    write_tensors(out, {"x": points.x, "y": points.y, "weights": points.weights}, {})
+    full, fitted = fit.gaussian, fit_gaussian(model, points)
     return {
         "build_seconds": seconds,
         "approximation_seconds": fit.seconds,
@@ -125,7 +125,7 @@ class _Marks:
 def measure_sampling(path: Path, coreset: Path) -> dict[str, Any]:
     data = ParquetData(path, "y")
     model = LogisticRegression(len(data.features))
-    points = Coreset.load(coreset).points
+    points = Points(**read_tensors(coreset)[0])
     gaussian = fit_gaussian(model, points)
     small = seconds_per_draw(whitened_target(model, points, gaussian), 1000, 5)
     large = seconds_per_draw(whitened_target(model, all_points(data), gaussian), 50, 1)

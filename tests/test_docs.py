@@ -115,6 +115,7 @@ def test_the_walk_with_own_data_network_and_model_works(tmp_path: Path, monkeypa
     assert len(coreset) == 3
     assert report.gain["accuracy"] == pytest.approx(report.accuracy.mean - report.control.accuracy.mean)
     assert report.accuracy.mean > 0.6
+    assert report.gain["accuracy"] > 0.05
     assert len(pc.load_experts("experts/", network=names["MyNet"]())) == 5
     assert len(names["small"]) == 20
     assert names["small"].x.shape == (20, 2)

@@ -84,8 +84,8 @@ def reliability_series(name: str, style: str, reliability: Mapping[str, Any]) ->
 
 def log_series(name: str, style: str, log: Sequence[Mapping[str, Any]], key: str) -> Series | None:
     """The finite values of ``key`` over iterations, averaged over neighbours if there are very many."""
-    pairs = [(record["iteration"], record.get(key)) for record in log]
-    points = [(float(x), float(y)) for x, y in pairs if y is not None and is_number(x) and is_number(y)]
+    known = [record for record in log if is_number(record["iteration"]) and is_number(record.get(key))]
+    points = [(float(record["iteration"]), float(record[key])) for record in known]
     return Series(name, style, thinned(points)) if len(points) > 1 else None
 
 

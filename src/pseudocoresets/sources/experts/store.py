@@ -24,7 +24,7 @@ from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.settings import setting
 from pseudocoresets.core.source import Draw
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.models.networks import Network, from_spec, spec_from_json
+from pseudocoresets.models.networks import AnyNetwork, Network, as_network, from_spec, spec_from_json
 
 FORMAT = "expert store"
 FORMAT_VERSION = 2
@@ -167,7 +167,7 @@ class ExpertStore:
         return store
 
     @classmethod
-    def open(cls, folder: str | os.PathLike[str], network: Network | None = None) -> ExpertStore:
+    def open(cls, folder: str | os.PathLike[str], network: AnyNetwork | None = None) -> ExpertStore:
         """An existing store; ``network`` is needed for one that no registered name builds again."""
         folder = Path(folder)
         description = _read_description(folder)
@@ -178,7 +178,7 @@ class ExpertStore:
             settings = ExpertSettings(**description["settings"])
         except (KeyError, TypeError, ValueError):
             raise FileFormatError(f"'{folder}/store.json' is incomplete; train the experts again.") from None
-        found = from_spec(spec) if network is None else network
+        found = from_spec(spec) if network is None else as_network(network, spec.shape, spec.classes)
         if found.fingerprint != recorded.get("fingerprint"):
             raise InputError(
                 f"The experts in '{folder}' are of another network than '{found.spec}' is now; give the network that "
@@ -231,7 +231,7 @@ class ExpertStore:
         }
 
 
-def load_experts(folder: str | os.PathLike[str], network: Network | None = None) -> Experts:
+def load_experts(folder: str | os.PathLike[str], network: AnyNetwork | None = None) -> Experts:
     """Experts for drawing, from a folder.
 
     Args:
