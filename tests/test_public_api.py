@@ -44,9 +44,9 @@ def test_the_documented_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_importing_a_part_does_not_hide_the_front_door() -> None:
     """``pc.construct`` stays the function after the modules behind it were imported."""
-    import pseudocoresets.construction.loop
+    import pseudocoresets.construction.front
 
-    assert pc.construct is pseudocoresets.construction.loop.construct
+    assert pc.construct is pseudocoresets.construction.front.construct
 
 
 def test_every_public_name_exists_and_is_documented() -> None:

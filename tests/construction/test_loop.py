@@ -15,6 +15,7 @@ from pseudocoresets.construction.loop import Construction, run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.errors import DivergenceError, FileFormatError, InputError
+from pseudocoresets.core.fingerprint import IDENTITY
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import Dataset
 from pseudocoresets.methods import BPTT, GradientMethod, Hyperparameter, Loss, Points, Problem, build_method
@@ -28,8 +29,8 @@ class Pull(GradientMethod):
     """A method whose loss is known: half the squared distance of the points to a constant, and of an extra to 3."""
 
     towards: float = 2.0
-    spoil_at: int | None = field(default=None, compare=False)
-    interrupt_at: int | None = field(default=None, compare=False)
+    spoil_at: int | None = field(default=None, metadata={IDENTITY: False})
+    interrupt_at: int | None = field(default=None, metadata={IDENTITY: False})
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         object.__setattr__(self, "calls", getattr(self, "calls", 0) + 1)
@@ -285,14 +286,13 @@ def test_a_learning_rate_that_is_too_high_is_named(digits: Dataset, experts: Exp
     [
         ({"ipc": 0}, "at least 1; got 0"),
         ({"ipc": -3}, "at least 1; got -3"),
-        ({"ipc": 1000}, r"between 1 and \d+, the size of the smallest class; got 1000"),
         ({"method": "cdd"}, "Did you mean 'cd'"),
         ({"iterations": 0}, "at least one iteration"),
         ({"learning_rate": float("nan")}, "positive learning rate"),
         ({"momentum": 1.0}, "momentum"),
         ({"weights": "some"}, "'full' or 'unit'"),
         ({"initialisation": "randm"}, "Did you mean 'random'"),
-        ({"nonsense": 1}, "Unknown settings: nonsense"),
+        ({"nonsense": 1}, "has no option 'nonsense'"),
         ({"method_options": {"expert_epoch": 1}}, "no option 'expert_epoch'. Did you mean 'expert_epochs'"),
         ({"method_options": {"steps": 2.5}}, "'steps' of the method 'cd' is a whole number; got 2.5"),
         ({"method_options": {"steps": "many"}}, "whole number"),

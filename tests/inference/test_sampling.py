@@ -184,7 +184,7 @@ def test_kept_steps_are_after_burn_in_and_evenly_spaced(steps: int, samples: int
         ({"sampler": "langevine"}, "Did you mean 'langevin'"),
         ({"sampler": "langevine", "start": "point"}, "Did you mean 'langevin'"),
         ({"network": "convnett"}, "Did you mean 'convnet'"),
-        ({"nonsense": 1}, "Unknown sampling setting"),
+        ({"nonsense": 1}, "has no option 'nonsense'"),
         ({"temperature": -1.0}, "temperature"),
         ({"prior_scale": 0.0}, "prior scale"),
         ({"step_size": -0.1}, "step size must be positive"),

@@ -94,7 +94,8 @@ def construct(
         chosen = build_settings(ConstructionSettings, {"ipc": ipc, "initialisation": method, **settings}, WHOSE)
         return real_coreset(data, chosen, spec, method)
     if isinstance(method, str):
-        method = build_gradient_method(method, {**own.method_options(method), **(method_options or {})})
+        known = within_reach(own.method_options(method), source)
+        method = build_gradient_method(method, {**known, **(method_options or {})})
     if not isinstance(method, GradientMethod):
         raise InputError("Images are learned by gradient methods; a solver finds rows for a model.")
     chosen = build_settings(ConstructionSettings, {**own.construction_for(method.name), "ipc": ipc, **settings}, WHOSE)
@@ -114,3 +115,10 @@ def construct(
     )
     made.discard_checkpoint()
     return made.coreset
+
+
+def within_reach(options: Mapping[str, Any], experts: Experts | None) -> dict[str, Any]:
+    """Options of a preset for experts that may be shorter than those it was made for."""
+    if experts is None or "expert_epochs" not in options:
+        return dict(options)
+    return {**options, "expert_epochs": min(options["expert_epochs"], experts.epochs)}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from importlib.metadata import packages_distributions, version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +24,18 @@ from torch import Tensor
 from pseudocoresets.core.errors import InputError
 
 DIGEST_BYTES = 16
+
+
+class _Pair(NamedTuple):
+    first: int
+
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device, torch.Size)
 _WRAPPERS = (staticmethod, classmethod)
+_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, type(_Pair.first))
+"""What Python makes of slots and of the fields of a named tuple, whose names are content of their own."""
+IDENTITY = "identity"
+"""The key of a dataclass field's metadata that says, if False, that the field does not count."""
 _NOT_CONTENT = {
     *("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__"),
     *("__abstractmethods__", "_abc_impl"),
@@ -120,12 +130,14 @@ class _Writer:
 
     def _class(self, kind: type) -> None:
         own = {name: value for name, value in vars(kind).items() if name not in _NOT_CONTENT}
-        held = {name: value for name, value in own.items() if not isinstance(value, types.GetSetDescriptorType)}
+        held = {name: value for name, value in own.items() if not isinstance(value, _DESCRIPTORS)}
         self._sequence("class", [kind.__qualname__, kind.__bases__, held])
 
     def _object(self, value: object) -> None:
         if is_dataclass(value):
-            content = {each.name: getattr(value, each.name) for each in fields(value) if each.compare}
+            content = {
+                each.name: getattr(value, each.name) for each in fields(value) if each.metadata.get(IDENTITY, True)
+            }
         else:
             content = _attributes(value)
         self._sequence("object", [type(value), content])

@@ -37,8 +37,10 @@ class ExpertSettings:
     """How an expert is trained: SGD on the full data with differentiable augmentation."""
 
     epochs: int = setting(50, "Epochs of an expert.")
-    batch_size: int = setting(
-        256, "Images in a batch of an expert's SGD; at most a sixteenth of the data.", option="--expert-batch-size"
+    batch_size: int | None = setting(
+        None,
+        "Images in a batch of an expert's SGD; default: 256, or a sixteenth of fewer data.",
+        option="--expert-batch-size",
     )
     learning_rate: float = setting(0.01, "Learning rate of an expert's SGD.", option="--expert-learning-rate")
     momentum: float = setting(0.0, "Momentum of an expert's SGD.", option="--expert-momentum")
@@ -48,7 +50,7 @@ class ExpertSettings:
     seed: int = setting(0, "Seed of everything random.")
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1 or not self.learning_rate > 0:
+        if self.epochs < 1 or not (self.batch_size is None or self.batch_size > 0) or not self.learning_rate > 0:
             raise InputError("Experts need at least one epoch, a batch of at least one, and a positive learning rate.")
 
 

@@ -98,8 +98,9 @@ def train(
     return Experts(network, trained_on, settings, list(in_memory.values()))
 
 
+BATCH_SIZE = 256
 FEWEST_STEPS = 16
-"""Steps per epoch, at least: batches of few data are smaller than asked for, or an epoch would teach nothing."""
+"""Steps per epoch, at least, where no batch size is given: an epoch of fewer would teach nothing."""
 
 
 class _Trainer:
@@ -110,7 +111,7 @@ class _Trainer:
     ) -> None:
         self._network = network
         self._settings = settings
-        self._batch_size = min(settings.batch_size, max(1, len(data.train) // FEWEST_STEPS))
+        self._batch_size = settings.batch_size or min(BATCH_SIZE, max(1, len(data.train) // FEWEST_STEPS))
         self._device = device
         self._backend = backend
         self._images = data.transform(data.train.images.to(device))
