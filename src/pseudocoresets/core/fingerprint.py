@@ -188,6 +188,8 @@ def _names(code: types.CodeType) -> set[str]:
 def _named(module: str, name: str) -> str | None:
     """``package version: module.name`` for what is installed or part of Python; None for the user's own."""
     package = module.partition(".")[0]
+    if package == __name__.partition(".")[0]:
+        return f"{module}.{name}"
     if package in sys.stdlib_module_names and package != "__main__":
         return f"python: {module}.{name}"
     distributions = _distributions().get(package)

@@ -193,7 +193,7 @@ class FusedBackend(PlainBackend):
 
     def _layout(self, network: Network, device: torch.device) -> Layout | None:
         """The network's layout, found once for each object and shared by those that compute the same."""
-        if device != self._device:
+        if device.type != self._device.type or device.index not in (None, self._device.index):
             return None
         if network not in self._layouts:
             found = layout_of(network)
