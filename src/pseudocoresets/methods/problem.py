@@ -17,6 +17,7 @@ from pseudocoresets.core.points import FullData, Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.source import Draw, PosteriorSource
 from pseudocoresets.data.augmentation import Augmentation, Transformation
+from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.gradients import Descent
 from pseudocoresets.kernels import AnyKernel
 
@@ -30,6 +31,11 @@ class RealData:
         self._images = images
         self._labels = labels
         self._transform = transform
+
+    @classmethod
+    def of(cls, data: Dataset, device: torch.device) -> RealData:
+        """The training images of a data set."""
+        return cls(data.train.images.to(device), data.train.labels.to(device), data.transform.to(device))
 
     def __len__(self) -> int:
         return len(self._labels)

@@ -99,7 +99,7 @@ def construct_plan(
     """
     if plan.method in SELECTIONS:
         network = network_for(experts, plan.network, data)
-        chosen = real_coreset(data, plan.construction, network.spec, plan.method)
+        chosen = real_coreset(data, plan.construction, network.spec, plan.method, experts=experts, device=place.device)
         return Construction(chosen, chosen, [])
     run = partial(
         run_construction,
@@ -129,6 +129,8 @@ def write_log(path: str | Path, history: list[dict[str, float]]) -> None:
 
 def _who_needs(plan: Plan) -> str:
     drawing = plan.drawing_from_experts()
+    if drawing in SELECTIONS:
+        return f"The selection '{drawing}'"
     which = "" if drawing == plan.method else f", which the preset puts before '{plan.method}',"
     return f"The method '{drawing}'{which}"
 
