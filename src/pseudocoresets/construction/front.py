@@ -22,6 +22,7 @@ from pseudocoresets.core.progress import Progress
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.core.source import PosteriorSource
 from pseudocoresets.coreset import Coreset
+from pseudocoresets.data.augmentation import AnyAugmentation
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.methods import GradientMethod, Method, build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS
@@ -43,6 +44,7 @@ def construct(
     size: int = 20,
     preset: str | os.PathLike[str] | Preset = "quick",
     network: AnyNetwork | None = None,
+    augmentation: AnyAugmentation | None = None,
     method_options: Mapping[str, Any] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -63,6 +65,7 @@ def construct(
         model: The model of rows, with ``size`` rows to find.
         preset: Where options and settings that are not given come from, as in the command.
         network: Which network the coreset is for, where no experts say it.
+        augmentation: Of images, in place of differentiable Siamese augmentation.
         checkpoint: Where a killed run goes on, written every ``checkpoint_seconds``.
         initial: A coreset to go on from.
         backend: How to compute; chosen for the device where none is given.
@@ -107,6 +110,7 @@ def construct(
         method,
         chosen,
         network=network,
+        augmentation=augmentation,
         checkpoint=checkpoint,
         checkpoint_seconds=checkpoint_seconds,
         initial=initial,
