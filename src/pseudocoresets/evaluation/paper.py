@@ -17,6 +17,7 @@ PAPER_NAMES = {
     "herding": "herding",
     "k-center": "k-center",
     "forgetting": "forgetting",
+    "dm": "dm",
 }
 
 
