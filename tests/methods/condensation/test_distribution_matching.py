@@ -79,7 +79,7 @@ def test_real_and_synthetic_images_share_one_draw(kind: str) -> None:
     """Synthetic images that are the real ones are at distance zero, whatever the augmentation is."""
     images, labels = next(real_images().batches())
     points = Points(images, labels, torch.ones(10, dtype=DOUBLE))
-    assert float(distance(points, problem_with(Augmentation((kind,))))) < 1e-20
+    assert distance(points, problem_with(Augmentation((kind,)))).item() < 1e-20
 
 
 def test_a_class_without_images_is_left_out() -> None:
@@ -87,7 +87,7 @@ def test_a_class_without_images_is_left_out() -> None:
     kept = points.y != 1
     some = Points(points.x[kept], points.y[kept], points.weights[kept])
     loss = distance(some, problem_with())
-    assert 0 < float(loss) < float(distance(points, problem_with()))
+    assert 0 < loss.item() < distance(points, problem_with()).item()
     assert torch.isfinite(gradients(loss, some)["x"]).all()
 
 
@@ -113,7 +113,7 @@ def test_it_learns_images_without_experts(digits: Dataset) -> None:
     real = RealData.of(digits, torch.device("cpu"))
     problem = Problem(Energy(pc.models.classifier.Classifier(network), len(real)), real_data=lambda: real)
     first, last = (
-        sum(float(distance(coreset.points, problem, seed)) for seed in range(100, 105)) for coreset in coresets
+        sum(distance(coreset.points, problem, seed).item() for seed in range(100, 105)) for coreset in coresets
     )
     assert last < 0.5 * first
 
