@@ -45,7 +45,7 @@ def sample_model_posterior(
     """Draws of the posterior of weighted points, by NUTS or any other kernel.
 
     Where the model is smooth, or small enough to be made so, the kernel moves in coordinates whitened by the Gaussian
-    nearest to that posterior, and starts from points twice as wide; elsewhere it moves in the model's own, from N(0, I).
+    nearest to that posterior and starts from points twice as wide; elsewhere it moves in the model's own, from N(0, I).
 
     Args:
         samples: Draws of each chain.
