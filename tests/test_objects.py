@@ -106,3 +106,40 @@ def test_experts_have_the_commands_settings(digits: Dataset, bpc: Invoke, tmp_pa
     result = bpc("experts", "--network", NETWORK, "--count", 1, "--out", "e", "--device", "cpu")
     assert result.exit_code == 0, result.stderr
     assert asdict(pc.load_experts(tmp_path / "e").settings) == asdict(trained.settings)
+
+
+class Laplace:
+    """A user's model: y_i ~ Laplace(x_i . theta, 1) with the prior N(0, I), for one parameter vector at a time."""
+
+    size = 2
+
+    def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return -((y - x @ theta).square() + 1e-3).sqrt()
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        return -theta.square().sum() / 2
+
+
+def test_any_object_with_a_likelihood_and_a_prior_is_a_model(tmp_path: Path) -> None:
+    """Rows as a pair of float32 arrays, a coreset through its file, and the distance to the full posterior."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 2, generator=generator)
+    y = x @ torch.tensor([1.0, -0.5]) + 0.5 * torch.randn(300, generator=generator)
+    rows, model = (x.numpy(), y.numpy()), Laplace()
+    coreset = pc.construct(rows, model=model, method="cd", size=20, iterations=50)
+    coreset.save(tmp_path / "rows.safetensors")
+    coreset = pc.Coreset.load(tmp_path / "rows.safetensors")
+    assert len(coreset) == 20
+    reference = pc.reference_posterior(rows, model, 500, 200)
+    samples = pc.sample_posterior(coreset, model=model, sampler="nuts", samples=500, warmup=200)
+    real = pc.construct(rows, model=model, method="uniform", size=20)
+    of_real = pc.sample_posterior(real, model=model, sampler="nuts", samples=500, warmup=200)
+    near, far = (pc.distance(each, reference).kl_full_coreset for each in (samples, of_real))
+    assert near < far
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(pc.InputError, match="log_likelihood"):
+        pc.construct((torch.randn(9, 2), torch.randn(9)), model=object(), size=2)  # type: ignore[arg-type]
+    with pytest.raises(pc.InputError, match="Rows need a model"):
+        pc.construct((torch.randn(9, 2), torch.randn(9)), size=2)

@@ -16,6 +16,7 @@ from pseudocoresets.construction.rows import construct_rows
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.devices import resolve_device
+from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import AnyRows, as_rows
 from pseudocoresets.core.progress import Progress
@@ -26,7 +27,7 @@ from pseudocoresets.data.augmentation import AnyAugmentation
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.methods import GradientMethod, Method, build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS
-from pseudocoresets.models.expectation import SmoothModel
+from pseudocoresets.models.functions import as_smooth
 from pseudocoresets.models.networks import AnyNetwork
 from pseudocoresets.presets import Preset
 from pseudocoresets.sources.experts import Experts
@@ -40,7 +41,7 @@ def construct(
     method: str | Method = "cd",
     ipc: int = 1,
     *,
-    model: SmoothModel | None = None,
+    model: Model | None = None,
     size: int = 20,
     preset: str | os.PathLike[str] | Preset = "quick",
     network: AnyNetwork | None = None,
@@ -62,7 +63,8 @@ def construct(
             a ``network`` instead); for a model, draws of the Gaussian nearest to the posterior where none is given.
         method: A name, with ``method_options``, or a method.
         ipc: Images per class.
-        model: The model of rows, with ``size`` rows to find.
+        model: The model of rows, with ``size`` rows to find: log_likelihood(theta, x, y) per datum, log_prior(theta)
+            and size, its number of parameters.
         preset: Where options and settings that are not given come from, as in the command.
         network: Which network the coreset is for, where no experts say it.
         augmentation: Of images, in place of differentiable Siamese augmentation.
@@ -76,7 +78,7 @@ def construct(
             raise InputError("Rows need a model: give it as model=..., such as LogisticRegression(features).")
         return construct_rows(
             as_rows(data),
-            model,
+            as_smooth(model),
             method,
             size,
             source=source,
