@@ -111,7 +111,7 @@ def diagnose(draws: Tensor | Array, smallest_spread: float = 0.0) -> Diagnostics
     chains, count, _ = values.shape
     if count < FEWEST_DRAWS:
         warning = (
-            f"With {count} draw{'s' * (count != 1)} a chain nothing can be said about whether the chains agree; "
+            f"With {count} draw{'s' * (count != 1)} per chain nothing can be said about whether the chains agree; "
             f"keep at least {FEWEST_DRAWS}."
         )
         return _unknown(chains, count, warning)
