@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from pseudocoresets._io.files import finite_fields
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian, kl_divergence
@@ -40,7 +40,7 @@ class Distances:
 
     def as_json(self) -> dict[str, Any]:
         """The fields, with ``None`` for what is not finite, which JSON does not know."""
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
+        return finite_fields(asdict(self))
 
 
 @runtime_checkable
