@@ -155,7 +155,7 @@ class _Bench:
             yield self.construction(1, steps=steps)
 
     def expert_training(self) -> Measurement:
-        """Images a second of SGD with augmentation, after warm-up."""
+        """Images per second of SGD with augmentation, after warm-up."""
         scale, batch = self._scale, self._scale.expert_batch
         began = time.monotonic()
         self._train_experts(1)
