@@ -13,7 +13,7 @@ from pseudocoresets.core.energy import Energy, Model
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
-from pseudocoresets.data.augmentation import Augmentation
+from pseudocoresets.data.augmentation import AnyAugmentation
 from pseudocoresets.gradients.descent import Trajectories
 from pseudocoresets.kernels import AnyKernel, Schedule
 from pseudocoresets.models.networks import Network
@@ -49,7 +49,7 @@ class ChainPlan:
     energy: Energy
     points: Points
     steps: int
-    augmentation: Augmentation | None = None
+    augmentation: AnyAugmentation | None = None
     noisy: bool = True
     schedule: Schedule | None = None
     keep_at: Collection[int] = ()
@@ -81,7 +81,7 @@ class ChainRunner(Protocol):
         """Labels and factors w_i / n, broadcast to (sources, steps, images)."""
         ...
 
-    def run_block(self, x: Tensor, augmentation: Augmentation | None, randomness: Randomness) -> None:
+    def run_block(self, x: Tensor, augmentation: AnyAugmentation | None, randomness: Randomness) -> None:
         """Take ``steps`` steps on images (sources, steps, images, channels, height, width)."""
         ...
 

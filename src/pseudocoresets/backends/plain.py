@@ -12,7 +12,7 @@ from pseudocoresets.core.energy import Energy, FunctionTarget, Model
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
-from pseudocoresets.data.augmentation import Augmentation, Transformation
+from pseudocoresets.data.augmentation import AnyAugmentation, Transformation
 from pseudocoresets.gradients.adjoint import StoredTrajectory
 from pseudocoresets.gradients.descent import Descent, Trajectory
 from pseudocoresets.kernels import AnyKernel, is_adjusted, transitions
@@ -113,7 +113,7 @@ class PlainChains:
     def set_labels(self, y: Tensor, factors: Tensor) -> None:
         self._y, self._factors = y, factors
 
-    def run_block(self, x: Tensor, augmentation: Augmentation | None, randomness: Randomness) -> None:
+    def run_block(self, x: Tensor, augmentation: AnyAugmentation | None, randomness: Randomness) -> None:
         images = x.flatten(1, 2)
         if augmentation is not None:
             drawn = augmentation.draw(images.shape[0] * images.shape[1], randomness)
@@ -141,7 +141,7 @@ class PlainChains:
 
 
 def chain_augmentation(
-    kernel: AnyKernel, count: int, augmentation: Augmentation | None, randomness: Randomness
+    kernel: AnyKernel, count: int, augmentation: AnyAugmentation | None, randomness: Randomness
 ) -> Transformation | None:
     """Drawn afresh at each step; once for a kernel that accepts or rejects, whose potential must not change."""
     if augmentation is None:

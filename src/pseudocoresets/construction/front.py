@@ -15,16 +15,18 @@ from pseudocoresets.construction.loop import network_for, run_construction
 from pseudocoresets.construction.rows import construct_rows
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
+from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import AnyRows, as_rows
 from pseudocoresets.core.progress import Progress
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.core.source import PosteriorSource
 from pseudocoresets.coreset import Coreset
+from pseudocoresets.data.augmentation import AnyAugmentation
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.methods import GradientMethod, Method, build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS
-from pseudocoresets.models.expectation import SmoothModel
+from pseudocoresets.models.functions import as_smooth
 from pseudocoresets.models.networks import AnyNetwork
 from pseudocoresets.presets import Preset
 from pseudocoresets.sources.experts import Experts
@@ -38,10 +40,11 @@ def construct(
     method: str | Method = "cd",
     ipc: int = 1,
     *,
-    model: SmoothModel | None = None,
+    model: Model | None = None,
     size: int = 20,
     preset: str | os.PathLike[str] | Preset = "quick",
     network: AnyNetwork | None = None,
+    augmentation: AnyAugmentation | None = None,
     method_options: Mapping[str, Any] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -59,9 +62,11 @@ def construct(
             a ``network`` instead); for a model, draws of the Gaussian nearest to the posterior where none is given.
         method: A name, with ``method_options``, or a method.
         ipc: Images per class.
-        model: The model of rows, with ``size`` rows to find.
+        model: The model of rows, with ``size`` rows to find: log_likelihood(theta, x, y) per datum, log_prior(theta)
+            and size, its number of parameters.
         preset: Where options and settings that are not given come from, as in the command.
         network: Which network the coreset is for, where no experts say it.
+        augmentation: Of images, in place of differentiable Siamese augmentation.
         checkpoint: Where a killed run goes on, written every ``checkpoint_seconds``.
         initial: A coreset to go on from.
         backend: How to compute; chosen for the device where none is given.
@@ -72,7 +77,7 @@ def construct(
             raise InputError("Rows need a model: give it as model=..., such as LogisticRegression(features).")
         return construct_rows(
             as_rows(data),
-            model,
+            as_smooth(model),
             method,
             size,
             source=source,
@@ -106,6 +111,7 @@ def construct(
         method,
         chosen,
         network=network,
+        augmentation=augmentation,
         checkpoint=checkpoint,
         checkpoint_seconds=checkpoint_seconds,
         initial=initial,

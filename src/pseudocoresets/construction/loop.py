@@ -21,6 +21,7 @@ from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.coreset import Coreset
+from pseudocoresets.data.augmentation import AnyAugmentation
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.methods import GradientMethod, Problem
 from pseudocoresets.models.networks import AnyNetwork, Network, as_network
@@ -60,6 +61,7 @@ def run_construction(
     settings: ConstructionSettings,
     *,
     network: AnyNetwork | None = None,
+    augmentation: AnyAugmentation | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     rescue: str | os.PathLike[str] | None = None,
@@ -73,7 +75,7 @@ def run_construction(
     The checkpoint stays until the caller, having saved the coreset, discards it. If the energy diverges, the last
     good coreset is written to ``rescue`` and takes the checkpoint's place.
     """
-    about = image_task(data, experts, network, name, method)
+    about = image_task(data, experts, network, name, method, augmentation)
     return learn(
         about,
         name,
@@ -90,14 +92,19 @@ def run_construction(
 
 
 def image_task(
-    data: Dataset, experts: Experts | None, network: AnyNetwork | None, name: str, method: GradientMethod
+    data: Dataset,
+    experts: Experts | None,
+    network: AnyNetwork | None,
+    name: str,
+    method: GradientMethod,
+    augmentation: AnyAugmentation | None = None,
 ) -> ImageTask:
     """The task of learning images, once it is sure that the method gets the experts it needs, and the right ones."""
     if experts is not None:
         require_experts_for(experts, data)
     elif method.needs_source:
         raise InputError(f"The method '{name}' needs experts; train some with 'bpc experts'.")
-    return ImageTask(data, network_for(experts, network, data), experts)
+    return ImageTask(data, network_for(experts, network, data), experts, augmentation)
 
 
 def learn(

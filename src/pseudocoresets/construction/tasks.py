@@ -15,7 +15,7 @@ from pseudocoresets.core.energy import Energy, uniform_weights
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.coreset import Coreset, require_same_shape
-from pseudocoresets.data.augmentation import dsa
+from pseudocoresets.data.augmentation import AnyAugmentation, augmentation_for
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.methods import GradientMethod, Problem, RealData
 from pseudocoresets.methods.selection import SELECTIONS
@@ -59,6 +59,8 @@ class ImageTask:
     data: Dataset
     network: Network
     experts: Experts | None = None
+    augmentation: AnyAugmentation | None = None
+    """Of the images; differentiable Siamese augmentation where none is given."""
 
     def start(self, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any]) -> Coreset:
         return real_coreset(self.data, settings, self.network.spec, method, recorded)
@@ -80,7 +82,7 @@ class ImageTask:
             energy=Energy(Classifier(self.network, settings.prior_scale), len(data.train), settings.temperature),
             source=self.experts,
             real_data=real_data,
-            augmentation=dsa(data.flippable, settings.mixed_kinds) if settings.augment else None,
+            augmentation=augmentation_for(settings.augment, self.augmentation, data.flippable, settings.mixed_kinds),
             backend=backend,
         )
 
@@ -96,7 +98,7 @@ class ImageTask:
 
     def identity(self) -> str:
         experts = None if self.experts is None else self.experts.fingerprint
-        return fingerprint(self.data.fingerprint, self.network.fingerprint, experts)
+        return fingerprint(self.data.fingerprint, self.network.fingerprint, experts, self.augmentation)
 
 
 def renamed(initial: Coreset, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any]) -> Coreset:

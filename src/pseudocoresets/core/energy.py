@@ -12,6 +12,7 @@ from torch import Tensor
 from pseudocoresets.core.errors import InputError
 
 
+@runtime_checkable
 class Model(Protocol):
     """A likelihood per datum and a prior, for one parameter vector or a population of them."""
 

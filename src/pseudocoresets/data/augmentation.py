@@ -161,6 +161,15 @@ def dsa(
     return Augmentation(tuple(kind for kind in kinds if flippable or kind != "flip"), mixed, strengths)
 
 
+def augmentation_for(
+    wanted: bool, given: AnyAugmentation | None, flippable: bool, mixed: bool = False
+) -> AnyAugmentation | None:
+    """The one that is given, or DSA, or none where none is wanted."""
+    if not wanted:
+        return None
+    return dsa(flippable, mixed) if given is None else given
+
+
 AUGMENTATIONS: Registry[Callable[..., AnyAugmentation]] = Registry(
     "augmentation", {"dsa": dsa}, group="pseudocoresets.augmentations"
 )

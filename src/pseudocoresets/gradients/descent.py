@@ -13,7 +13,7 @@ from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import STEP_SIZE, Motion
-from pseudocoresets.data.augmentation import Augmentation
+from pseudocoresets.data.augmentation import AnyAugmentation
 
 View: TypeAlias = Callable[[Points], Points]
 """What one step sees of the points."""
@@ -35,7 +35,7 @@ class Descent:
     steps: int
     points_per_step: int = 0
     momentum: float = 0.0
-    augmentation: Augmentation | None = None
+    augmentation: AnyAugmentation | None = None
 
     @property
     def step_size(self) -> Tensor:

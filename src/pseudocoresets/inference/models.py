@@ -17,11 +17,14 @@ from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.kernels import KERNELS, AnyKernel, sample_chains
 from pseudocoresets.kernels.diagnostics import bulk_ess, rank_r_hat
 from pseudocoresets.models.expectation import SmoothModel
+from pseudocoresets.models.functions import as_smooth
 from pseudocoresets.sources.gaussian_fit import fit_gaussian
 from pseudocoresets.sources.reference import sample_whitened
 
 WHITENED_STEP_SIZE = 0.1
 """The step size of a kernel that is named without one: curvatures are near one."""
+LARGEST_WHITENED = 2000
+"""Parameters of a model up to which the Gaussian nearest to its posterior is looked for."""
 ENOUGH_WEIGHT = 10
 """Importance sampling is trusted while its effective sample size is above a tenth of the draws."""
 
@@ -41,14 +44,16 @@ def sample_model_posterior(
 ) -> PosteriorSamples:
     """Draws of the posterior of weighted points, by NUTS or any other kernel.
 
-    Where the model is smooth the kernel moves in coordinates whitened by the Gaussian nearest to that posterior, and
-    starts from points twice as wide; elsewhere it moves in the model's own, from N(0, I).
+    Where the model is smooth, or small enough to be made so, the kernel moves in coordinates whitened by the Gaussian
+    nearest to that posterior and starts from points twice as wide; elsewhere it moves in the model's own, from N(0, I).
 
     Args:
         samples: Draws of each chain.
         thin: Steps per draw, of kernels other than NUTS.
         step_size: For a kernel that is given by name; those that accept or reject adapt it.
     """
+    if model.size <= LARGEST_WHITENED:
+        model = as_smooth(model)
     kernel = KERNELS[sampler](step_size=step_size or WHITENED_STEP_SIZE) if isinstance(sampler, str) else sampler
     steps = samples * thin + warmup
     settings = SamplingSettings(

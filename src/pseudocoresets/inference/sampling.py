@@ -27,7 +27,7 @@ from pseudocoresets.core.registry import parse_name
 from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.coreset import Coreset
-from pseudocoresets.data.augmentation import Augmentation, dsa
+from pseudocoresets.data.augmentation import AnyAugmentation, augmentation_for
 from pseudocoresets.inference.models import sample_model_posterior
 from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
@@ -65,6 +65,7 @@ def sample_posterior(
     network: AnyNetwork | None = None,
     experts: Experts | None = None,
     preset: str | os.PathLike[str] | Preset = "quick",
+    augmentation: AnyAugmentation | None = None,
     device: str | torch.device = "auto",
     backend: Backend | None = None,
     progress: Progress | None = None,
@@ -81,6 +82,7 @@ def sample_posterior(
         network: Another network than the one that the coreset was made with.
         preset: Where the settings of a network's sampler that are not given come from, as in the command.
         experts: Where chains of the protocol ``expert`` start.
+        augmentation: Of images, in place of differentiable Siamese augmentation.
         backend: How to compute; chosen for the device where none is given.
         settings: Those of ``SamplingSettings`` for networks, of ``sample_model_posterior`` for other models.
     """
@@ -105,7 +107,7 @@ def sample_posterior(
     device = resolve_device(device)
     used = _network_for(coreset, network)
     return sample_network_posterior(
-        coreset, used, start, chosen, experts, device, backend or choose_backend(device), progress
+        coreset, used, start, chosen, experts, device, backend or choose_backend(device), progress, augmentation
     )
 
 
@@ -124,12 +126,13 @@ def sample_network_posterior(
     device: torch.device,
     backend: Backend,
     progress: Progress | None = None,
+    augmentation: AnyAugmentation | None = None,
 ) -> PosteriorSamples:
     """The same with everything chosen, for a coreset of images."""
     transform = coreset.require_images()
     randomness = Randomness.for_purpose(settings.seed, "sample", start, device=device)
     positions = _start_positions(start, network, experts, settings, device)
-    posterior = _Posterior(coreset, network, settings, randomness, backend)
+    posterior = _Posterior(coreset, network, settings, randomness, backend, augmentation)
     began = time.perf_counter()
     with (
         threads_for(coreset.x.shape[1:]),
@@ -146,7 +149,7 @@ def sample_network_posterior(
         backend=backend,
         coreset=coreset,
         again=lambda other: sample_network_posterior(
-            other, network, start, settings, experts, device, backend, progress
+            other, network, start, settings, experts, device, backend, progress, augmentation
         ),
     )
 
@@ -161,6 +164,7 @@ class _Posterior:
         settings: SamplingSettings,
         randomness: Randomness,
         backend: Backend,
+        augmentation: AnyAugmentation | None = None,
     ) -> None:
         device = randomness.device.device
         self.backend = backend
@@ -168,9 +172,7 @@ class _Posterior:
         self._randomness = randomness
         self.model = Classifier(network, settings.prior_scale)
         self._energy = Energy(self.model, coreset.data_size, settings.temperature)
-        self._augmentation: Augmentation | None = (
-            dsa(coreset.flippable, settings.mixed_kinds) if settings.augment else None
-        )
+        self._augmentation = augmentation_for(settings.augment, augmentation, coreset.flippable, settings.mixed_kinds)
         self._points = Points(coreset.images.to(device), coreset.labels.to(device), coreset.weights.to(device))
 
     def sample(self, positions: Tensor, bar: Progress) -> Tensor:
@@ -202,7 +204,7 @@ class _Posterior:
     def _plan(
         self,
         kernel: AnyKernel,
-        augmentation: Augmentation | None,
+        augmentation: AnyAugmentation | None,
         schedule: Schedule,
         keep_at: Collection[int] = (),
     ) -> ChainPlan:

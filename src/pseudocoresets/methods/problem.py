@@ -16,7 +16,7 @@ from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.points import FullData, Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.source import Draw, PosteriorSource
-from pseudocoresets.data.augmentation import Augmentation, Transformation
+from pseudocoresets.data.augmentation import AnyAugmentation, Transformation
 from pseudocoresets.gradients import Descent
 from pseudocoresets.kernels import AnyKernel
 
@@ -119,7 +119,7 @@ class Problem:
     energy: Energy
     source: PosteriorSource | None = None
     real_data: Callable[[], FullData] | None = None
-    augmentation: Augmentation | None = None
+    augmentation: AnyAugmentation | None = None
     backend: Backend = field(default_factory=PlainBackend)
     coordinates: Callable[[Points], Gaussian] | None = None
 

@@ -9,10 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.parameterisation import TargetRange
-from pseudocoresets.models.expectation import Expectation, average_over_nodes
+from pseudocoresets.models.expectation import Expectation, SmoothModel, average_over_nodes
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,15 @@ class FunctionModel:
 
     def expected_log_prior(self, q: Gaussian) -> Expectation:
         return average_over_nodes(self.log_prior, q)
+
+
+def as_smooth(model: Model) -> SmoothModel:
+    """The model with averages over Gaussians: its own, or those of its two functions."""
+    if isinstance(model, SmoothModel):
+        return model
+    if not isinstance(model, Model):
+        raise InputError(
+            "A model has size, log_likelihood(theta, x, y) and log_prior(theta); "
+            f"{type(model).__name__} lacks one of them."
+        )
+    return FunctionModel(model.log_likelihood, model.log_prior, model.size)

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from pseudocoresets._io.files import read_tensors, write_tensors
+from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import DivergenceError, FileFormatError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.gaussian import Gaussian
-from pseudocoresets.core.points import FullData
+from pseudocoresets.core.points import AnyRows, as_rows
 from pseudocoresets.core.progress import Progress
 from pseudocoresets.core.seeds import Randomness, derive_seed, generator_for
 from pseudocoresets.core.source import Draw
@@ -28,6 +29,7 @@ from pseudocoresets.core.targets import WhitenedTarget, all_points, whitened_tar
 from pseudocoresets.kernels import NUTS, AnyKernel, sample_chains
 from pseudocoresets.kernels.diagnostics import bulk_ess, rank_r_hat
 from pseudocoresets.models.expectation import SmoothModel
+from pseudocoresets.models.functions import as_smooth
 from pseudocoresets.sources.gaussian_fit import GaussianFit
 
 LARGEST_R_HAT = 1.01
@@ -76,8 +78,8 @@ class ReferenceRun:
 
 
 def reference_posterior(
-    data: FullData,
-    model: SmoothModel,
+    data: AnyRows,
+    model: Model,
     draws: int = 1000,
     warmup: int = 300,
     chains: int = 4,
@@ -90,10 +92,12 @@ def reference_posterior(
     """The full posterior, by NUTS with R-hat below 1.01.
 
     Args:
+        data: Rows, or a pair (x, y) of tensors or arrays.
         draws: Draws of each chain; up to eight times as many where the chains do not agree.
         cache: A folder in which references are kept, known by the content of model, data and settings.
         fit: The nearest Gaussian, where it is known already.
     """
+    data, model = as_rows(data), as_smooth(model)
     path = None
     if cache is not None:
         identity = fingerprint(model, *data.batches(), draws, warmup, chains, seed, CACHE_VERSION)

@@ -17,7 +17,7 @@ from pseudocoresets.backends.fused.head import update
 from pseudocoresets.backends.fused.layout import Layout
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
-from pseudocoresets.data.augmentation import Augmentation
+from pseudocoresets.data.augmentation import AnyAugmentation
 
 ROW_ALIGNMENT = 64
 
@@ -80,13 +80,13 @@ class CapturedChains:
         self._y.copy_(y.expand_as(self._y))
         self._factors.copy_(factors.expand_as(self._factors))
 
-    def run_block(self, x: Tensor, augmentation: Augmentation | None, randomness: Randomness) -> None:
+    def run_block(self, x: Tensor, augmentation: AnyAugmentation | None, randomness: Randomness) -> None:
         """Take ``steps`` steps on images (sources, steps, images, channels, height, width)."""
         self._fill(x, augmentation, randomness)
         self._seeds.fill_(randomness.host.getrandbits(62))
         self._graph.replay()
 
-    def _fill(self, x: Tensor, augmentation: Augmentation | None, randomness: Randomness) -> None:
+    def _fill(self, x: Tensor, augmentation: AnyAugmentation | None, randomness: Randomness) -> None:
         if augmentation is not None:
             x = augmentation.draw_steps(self.steps, x.shape[0] * x.shape[2], randomness)(x)
         self._x.copy_(x.movedim(3, -1))

@@ -278,7 +278,10 @@ def _read_description(folder: Path) -> dict[str, Any]:
     if not isinstance(description, dict):
         description = {}
     if description.get("format") != FORMAT or description.get("version") != FORMAT_VERSION:
-        raise FileFormatError(f"'{folder}/store.json' does not describe experts that this library can read.")
+        raise FileFormatError(
+            f"'{folder}/store.json' does not describe experts that this version can read; delete the folder, or choose "
+            "another, and train them again."
+        )
     return description
 
 

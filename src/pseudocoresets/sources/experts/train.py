@@ -16,7 +16,7 @@ from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.core.state import Rates
-from pseudocoresets.data.augmentation import Augmentation, dsa
+from pseudocoresets.data.augmentation import AnyAugmentation, augmentation_for
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.models.networks import AnyNetwork, Network, as_network
 from pseudocoresets.presets import Preset
@@ -34,6 +34,7 @@ def train_experts(
     out: str | os.PathLike[str] | None = None,
     *,
     preset: str | os.PathLike[str] | Preset = "quick",
+    augmentation: AnyAugmentation | None = None,
     population: int | None = None,
     device: str | torch.device = "auto",
     backend: Backend | None = None,
@@ -50,6 +51,7 @@ def train_experts(
         out: A folder; each expert is written as soon as its group is done, so that a run that is killed and started
             again goes on with the next group. Without it, experts are kept in memory.
         preset: Where what is not given comes from, as in the command.
+        augmentation: In place of differentiable Siamese augmentation.
         population: Experts that are trained side by side.
         backend: How to compute; chosen for the device where none is given.
         settings: Those of ``ExpertSettings``.
@@ -58,7 +60,7 @@ def train_experts(
     count = own.expert_count if count is None else count
     given = settings if epochs is None else {**settings, "epochs": epochs}
     chosen = build_settings(ExpertSettings, {**own.experts, **given}, "The training of experts")
-    return train(data, network, count, chosen, out, population, device, backend, progress)
+    return train(data, network, count, chosen, out, population, device, backend, progress, augmentation)
 
 
 def train(
@@ -71,6 +73,7 @@ def train(
     device: str | torch.device = "auto",
     backend: Backend | None = None,
     progress: Progress | None = None,
+    augmentation: AnyAugmentation | None = None,
 ) -> Experts:
     """The same with everything chosen."""
     if count < 1:
@@ -85,7 +88,7 @@ def train(
     keep = in_memory.__setitem__ if store is None else store.add
     if todo:
         where = resolve_device(device)
-        trainer = _Trainer(data, network, settings, where, backend or choose_backend(where))
+        trainer = _Trainer(data, network, settings, where, backend or choose_backend(where), augmentation)
         with (
             threads_for(data.shape),
             task(progress or Silent(), f"experts on {data.name}", len(todo) * settings.epochs) as shown,
@@ -107,7 +110,13 @@ class _Trainer:
     """The full data on the device, and SGD on it for a population of parameter sets."""
 
     def __init__(
-        self, data: Dataset, network: Network, settings: ExpertSettings, device: torch.device, backend: Backend
+        self,
+        data: Dataset,
+        network: Network,
+        settings: ExpertSettings,
+        device: torch.device,
+        backend: Backend,
+        augmentation: AnyAugmentation | None,
     ) -> None:
         self._network = network
         self._settings = settings
@@ -116,7 +125,7 @@ class _Trainer:
         self._backend = backend
         self._images = data.transform(data.train.images.to(device))
         self._labels = data.train.labels.to(device)
-        self._augmentation: Augmentation | None = dsa(data.flippable) if settings.augment else None
+        self._augmentation = augmentation_for(settings.augment, augmentation, data.flippable)
         self.default_population = 1 if device.type == "cpu" else 4
 
     def train_in_parts(self, numbers: list[int], progress: Progress) -> list[Tensor]:
