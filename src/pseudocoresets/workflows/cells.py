@@ -9,6 +9,7 @@ one is kept there.
 from __future__ import annotations
 
 import json
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -98,6 +99,11 @@ def once(folder: Path | None, identity: Document, compute: Callable[[], Document
     write_json(path, document)
     (folder / FAILURE).unlink(missing_ok=True)
     return document
+
+
+def as_number(value: float | None) -> float:
+    """What is not finite is null in a file."""
+    return math.nan if value is None else value
 
 
 def reason(error: Exception) -> str:

@@ -22,7 +22,7 @@ from pseudocoresets.methods import build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS, require_class_size
 from pseudocoresets.models.networks import Network
 from pseudocoresets.sources.experts import Experts
-from pseudocoresets.workflows.cells import Cell, Document, Outcome, markdown_table, once, run_cells
+from pseudocoresets.workflows.cells import Cell, Document, Outcome, as_number, markdown_table, once, run_cells
 from pseudocoresets.workflows.construct import WorkFiles, construct_plan, write_log
 from pseudocoresets.workflows.evaluate import judge, judge_control
 from pseudocoresets.workflows.place import Workplace, workplace
@@ -243,8 +243,12 @@ def _method_row(name: str, plan: Plan, outcomes: Sequence[Outcome], control: Map
 
 def _row(name: str, plan: Plan, cells: Mapping[int, Document], control: Mapping[int, Document]) -> Row:
     """The means over the seeds in ``cells``, the control's being those of the same seeds."""
-    metrics = {metric: Summary(tuple(cell["ensemble"][metric] for cell in cells.values())) for metric in METRICS}
-    reference = {metric: statistics.fmean(control[seed]["ensemble"][metric] for seed in cells) for metric in METRICS}
+    metrics = {
+        metric: Summary(tuple(as_number(cell["ensemble"][metric]) for cell in cells.values())) for metric in METRICS
+    }
+    reference = {
+        metric: statistics.fmean(as_number(control[seed]["ensemble"][metric]) for seed in cells) for metric in METRICS
+    }
     memory = _mean(cells, "peak_memory")
     return Row(
         method=name,

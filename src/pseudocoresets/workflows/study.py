@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import statistics
 import time
@@ -25,7 +26,7 @@ from pseudocoresets.inference import sample_posterior
 from pseudocoresets.methods import METHODS, build_method
 from pseudocoresets.sources.gaussian_fit import GaussianFit
 from pseudocoresets.sources.reference import ReferenceRun, reference_posterior
-from pseudocoresets.workflows.cells import Cell, Document, Outcome, run_cells
+from pseudocoresets.workflows.cells import Cell, Document, Outcome, as_number, run_cells
 
 CHAINS = 4
 CORESET = "coreset.safetensors"
@@ -190,12 +191,13 @@ class _RowJudge:
     def row(self, outcome: Outcome) -> StudyRow:
         cell, found = outcome.cell, outcome.document
         if found is None:
-            nan = float("nan")
-            return StudyRow(*cell, None, outcome.seconds, nan, nan, outcome.failure)
+            return StudyRow(*cell, None, outcome.seconds, math.nan, math.nan, outcome.failure)
         if cell not in self.coresets and (folder := self.folder(cell)) is not None:
             self.coresets[cell] = Coreset.load(folder / CORESET)
-        distances = Distances(**found["distances"])
-        return StudyRow(*cell, distances, found["build_seconds"], found["seconds_per_draw"], found["r_hat"])
+        held_out = {"held_out_log_likelihood": found["distances"]["held_out_log_likelihood"]}
+        distances = Distances(**{name: as_number(value) for name, value in found["distances"].items()} | held_out)
+        per_draw, r_hat = as_number(found["seconds_per_draw"]), as_number(found["r_hat"])
+        return StudyRow(*cell, distances, found["build_seconds"], per_draw, r_hat)
 
 
 def _label(cell: Cell) -> str:
