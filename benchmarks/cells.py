@@ -51,11 +51,11 @@ from pseudocoresets.construction.loop import Construction, network_for, run_cons
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import Dataset, Split, load_dataset
 from pseudocoresets.evaluation.metrics import all_metrics
+from pseudocoresets.evaluation.report import control_coreset
 from pseudocoresets.inference.sampling import PosteriorSamples, sample_posterior
 from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.methods import build_gradient_method
 from pseudocoresets.sources.experts import Experts, load_experts
-from pseudocoresets.workflows.evaluate import control_coreset
 from pseudocoresets.workflows.place import workplace as device_place
 from pseudocoresets.workflows.plan import Plan, make_plan
 from pseudocoresets.workflows.run import experts_for
@@ -204,7 +204,7 @@ class Workplace:
         data, test = self.data(job)
         row: dict[str, Any] = {"job": job, "seed": seed}
         if job["method"] == "random":
-            coreset = control_coreset(plan, data, network_for(None, NETWORK, data).spec, 0)
+            coreset = control_coreset(plan.construction, data, network_for(None, NETWORK, data).spec, 0)
         elif (before := self._constructed_before(job, seed)) is not None:
             shutil.copy(self._order.earlier / before["coreset"], self._order.folder)
             coreset = self._saved(job, seed, data)

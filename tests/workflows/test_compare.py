@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,16 +11,21 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from pseudocoresets._cli.app import build_app
 from pseudocoresets._io.files import write_json
 from pseudocoresets.core.errors import DivergenceError
+from pseudocoresets.data import load_dataset
 from pseudocoresets.evaluation import METRICS
 from pseudocoresets.evaluation.paper import paper_figure
 from pseudocoresets.methods import METHODS, ContrastiveDivergence
 from pseudocoresets.presets import Preset
+from pseudocoresets.sources.experts import train_experts
+from pseudocoresets.workflows import cells
 from pseudocoresets.workflows import compare as comparing
+from pseudocoresets.workflows.cells import once
 from pseudocoresets.workflows.place import workplace
 from pseudocoresets.workflows.plan import Plan, make_plan
 
@@ -147,6 +153,54 @@ def test_other_settings_and_more_seeds_compute_only_what_is_missing(
     made.clear()
     run("--methods", "cd", "--seeds", "1", "--out", str(folder), "--temperature", "0.5", "--json")
     assert made == [("cd", 0)]
+
+
+def write_picture(path: Path, level: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (8, 8), level).save(path)
+
+
+def test_cells_of_other_images_or_experts_are_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of a plan stay the same throughout; what they name is known by its content."""
+    made: list[str] = []
+
+    def recorded(name: str) -> None:
+        real = getattr(comparing, name)
+        monkeypatch.setattr(comparing, name, lambda plan, *rest: (made.append(plan.method), real(plan, *rest))[1])
+
+    recorded("construct_plan")
+    recorded("judge_control")
+    images = tmp_path / "images"
+    for part, index, (label, name) in itertools.product(("train", "test"), range(3), enumerate(("ant", "bee"))):
+        write_picture(images / part / name / f"{index}.png", 50 * label + index)
+    names = {"dataset": f"folder:{images}", "network": "convnet:width=4,depth=1"}
+    plans = {name: plan_for(name, **names) for name in ("cd", "random")}
+
+    def compared(experts: str) -> list[str]:
+        made.clear()
+        comparing.run_comparison(plans, [0], tmp_path / "out", experts_dir=tmp_path / experts, place=workplace("cpu"))
+        return list(made)
+
+    everything = ["random", "cd", "random"]
+    assert compared("first") == everything
+    assert compared("first") == []
+    write_picture(images / "train" / "ant" / "0.png", 200)
+    assert compared("second") == everything
+    write_picture(images / "test" / "bee" / "0.png", 200)
+    assert compared("second") == everything
+    retrained = train_experts(load_dataset(names["dataset"]), names["network"], 1, epochs=3, out=tmp_path / "third")
+    monkeypatch.setattr(comparing, "experts_for", lambda *_: retrained)
+    assert compared("third") == ["cd"]
+
+
+def test_cells_of_another_version_of_the_library_are_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = {"plan": 1}
+    assert once(tmp_path, identity, lambda: {"found": 1})["found"] == 1
+    assert once(tmp_path, identity, lambda: {"found": 2})["found"] == 1
+    monkeypatch.setattr(cells, "library_versions", lambda: {"pseudocoresets": "another"})
+    assert once(tmp_path, identity, lambda: {"found": 3})["found"] == 3
 
 
 def test_a_failing_method_is_a_row_and_the_others_go_on(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from pseudocoresets.data.tables import ParquetData, load_posterior_data
 from pseudocoresets.methods import row_problem, starting_points
 from pseudocoresets.models import LogisticRegression
 from pseudocoresets.sources.gaussian_fit import fit_gaussian
+from pseudocoresets.workflows import study as study_module
 from pseudocoresets.workflows.study import run_study
 
 DOUBLE = torch.float64
@@ -150,6 +152,32 @@ def test_a_study_measures_every_method_and_size(tmp_path: Path) -> None:
         run_study(data, ["moments"], [1000])
     with pytest.raises(InputError, match="no method named 'giggle'"):
         run_study(data, ["giggle"], [5])
+
+
+def test_a_study_goes_on_where_it_was_stopped_and_survives_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = load_posterior_data("synthetic", "linear", points=60, dimension=2)
+    real, made = study_module.construct, []
+
+    def counting(rows: Rows, fit: object, method: str, **options: object) -> pc.Coreset:
+        made.append(options["size"])
+        if options["size"] == 3 and len(made) < 3:
+            raise RuntimeError("No room left.\nMore lines.")
+        return real(rows, fit, method, **options)
+
+    monkeypatch.setattr(study_module, "construct", counting)
+    first = run_study(data, ["uniform"], [2, 3], **SHORT, folder=tmp_path)
+    assert [row.failure for row in first.rows] == [None, "RuntimeError: No room left."]
+    assert "More lines" in (tmp_path / "cells" / "uniform-3-seed0" / "failure.txt").read_text()
+    second = run_study(data, ["uniform"], [2, 3], **SHORT, folder=tmp_path)
+    assert made == [2, 3, 3]
+    assert second.rows[0] == first.rows[0]
+    assert second.rows[1].distances is not None
+    assert torch.equal(*(study.coresets["uniform", 2, 0].x for study in (first, second)))
+    other = replace(data, rows=Rows(data.rows.x, data.rows.y + 1))
+    run_study(other, ["uniform"], [2], **SHORT, folder=tmp_path)
+    assert made == [2, 3, 3, 2]
 
 
 def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:

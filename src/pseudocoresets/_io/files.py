@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -90,6 +91,13 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
     write_text(path, json.dumps(content, indent=2) + "\n")
+
+
+def finite_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, with ``None`` for what is not finite, which JSON does not know."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in fields.items()
+    }
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

@@ -38,7 +38,7 @@ class Panel:
 
 
 def save_class_rows(path: str | os.PathLike[str], pixels: Tensor, labels: Tensor, classes: Sequence[str]) -> None:
-    """Write a PNG with one row a class and its name at the side.
+    """Write a PNG with one row per class and its name at the side.
 
     ``pixels`` (m, channels, height, width) have 1 or 3 channels, 0 to 1 being black to white;
     ``labels`` (m,) index ``classes``.
@@ -47,7 +47,7 @@ def save_class_rows(path: str | os.PathLike[str], pixels: Tensor, labels: Tensor
 
 
 def image_grid(panels: Sequence[Panel], classes: Sequence[str], scale: int | None = None) -> Image.Image:
-    """Panels side by side, such as images before and after learning: one row a class, its name at the side.
+    """Panels side by side, such as images before and after learning: one row per class, its name at the side.
 
     Every pixel becomes a square of ``scale`` pixels; by default the largest within ``TARGET_SIDE``.
     """

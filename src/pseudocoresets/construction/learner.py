@@ -179,7 +179,7 @@ class Learner:
             self.before_annealing = self.sound
 
     def state(self) -> LearnerState:
-        """A copy of all that is learned, averaged, carried and recorded."""
+        """A copy of all that is learned, averaged, kept as state and recorded."""
         return LearnerState(
             leaves={name: leaf.detach().clone() for name, leaf in self._leaves.items()},
             averages={name: average.clone() for name, average in self._averages.items()},

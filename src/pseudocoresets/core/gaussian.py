@@ -53,14 +53,20 @@ class Gaussian:
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
         """(count, size) independent draws."""
-        noise = torch.randn(count, self.size, generator=generator, dtype=self.mean.dtype)
-        return self.mean + noise @ self.factor.T
+        return self.unwhitened(torch.randn(count, self.size, generator=generator, dtype=self.mean.dtype))
+
+    def whitened(self, theta: Tensor) -> Tensor:
+        """phi = L^-1 (theta - mean) for theta (count, size): coordinates in which this is N(0, I)."""
+        return torch.linalg.solve_triangular(self.factor, (theta - self.mean).T, upper=False).T
+
+    def unwhitened(self, phi: Tensor) -> Tensor:
+        """theta = mean + L phi."""
+        return self.mean + phi @ self.factor.T
 
     def log_density(self, theta: Tensor) -> Tensor:
         """theta (count, size) gives (count,)."""
-        whitened = torch.linalg.solve_triangular(self.factor, (theta - self.mean).T, upper=False)
         constant = 0.5 * self.size * math.log(2 * math.pi) + self.factor.diagonal().log().sum()
-        return -0.5 * whitened.square().sum(0) - constant
+        return -0.5 * self.whitened(theta).square().sum(-1) - constant
 
 
 def kl_divergence(first: Gaussian, second: Gaussian) -> Tensor:

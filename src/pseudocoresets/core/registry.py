@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import Generic, TypeAlias, TypeVar, cast
 
@@ -71,9 +71,15 @@ class Registry(Mapping[str, T], Generic[T]):
         )
 
     def _unknown(self, name: str) -> str:
-        nearest = difflib.get_close_matches(name.lower(), self, n=1, cutoff=0.4)
-        suggestion = f" Did you mean '{nearest[0]}'?" if nearest else ""
-        return f"There is no {self.kind} named '{name}'.{suggestion} Known: {', '.join(self)}."
+        return (
+            f"There is no {self.kind} named '{name}'.{did_you_mean(name.lower(), self, 0.4)} Known: {', '.join(self)}."
+        )
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float) -> str:
+    """A question after a misspelt name, where one of the known ones is near."""
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f" Did you mean '{nearest[0]}'?" if nearest else ""
 
 
 def parse_name(text: str, kind: str) -> tuple[str, dict[str, Option]]:
@@ -84,11 +90,12 @@ def parse_name(text: str, kind: str) -> tuple[str, dict[str, Option]]:
         key, equals, value = item.partition("=")
         if not equals:
             raise InputError(f"The options of a {kind} are written NAME:key=value,key=value; got '{text}'.")
-        options[key.strip()] = _value(value.strip())
+        options[key.strip()] = parse_value(value.strip())
     return name.strip(), options
 
 
-def _value(text: str) -> Option:
+def parse_value(text: str) -> Option:
+    """A number where ``text`` is one."""
     for kind in (int, float):
         try:
             return kind(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import numbers
 from collections.abc import Callable, Mapping
@@ -11,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.registry import did_you_mean
 
 T = TypeVar("T")
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", NoneType: "none"}
@@ -40,9 +40,8 @@ def check_options(build: Callable[..., Any], values: Mapping[str, Any], whose: s
     hints = type_hints(build)
     for name, value in values.items():
         if name not in parameters and not takes_any:
-            near = difflib.get_close_matches(name, parameters, n=1, cutoff=0.5)
-            suggestion = f" Did you mean '{near[0]}'?" if near else ""
-            raise InputError(f"{whose} has no option '{name}'.{suggestion} Known: {', '.join(parameters)}.")
+            nearest = did_you_mean(name, parameters, 0.5)
+            raise InputError(f"{whose} has no option '{name}'.{nearest} Known: {', '.join(parameters)}.")
         if name in hints and not _fits(value, hints[name]):
             raise InputError(f"The option '{name}' of {_within(whose)} is {_in_words(hints[name])}; got {value!r}.")
 

@@ -63,11 +63,11 @@ class WhitenedTarget:
         return self.target.temperature
 
     def theta(self, phi: Tensor) -> Tensor:
-        return self.gaussian.mean + phi @ self.gaussian.factor.T
+        return self.gaussian.unwhitened(phi)
 
     def phi(self, theta: Tensor) -> Tensor:
         """The coordinates of theta (count, size)."""
-        return torch.linalg.solve_triangular(self.gaussian.factor, (theta - self.gaussian.mean).T, upper=False).T
+        return self.gaussian.whitened(theta)
 
     def potential(self, phi: Tensor) -> Tensor:
         return self.target.potential(self.theta(phi))

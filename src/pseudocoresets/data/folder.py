@@ -1,4 +1,4 @@
-"""Images of the user's own: one folder a class."""
+"""Images of the user's own: one folder per class."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load_folder(
     device: str | torch.device | None = None,
     progress: Progress | None = None,
 ) -> Dataset:
-    """The images below ``path``, one folder a class.
+    """The images below ``path``, one folder per class.
 
     Either ``train/CLASS/*`` and ``test/CLASS/*``, or ``CLASS/*``, of which a seeded, stratified fifth is test data.
     ``size`` scales every image to a square of that side; without it all must have one size. Colour images anywhere

@@ -73,7 +73,7 @@ def _with_image(path: Path, use: Callable[[Image.Image], Result]) -> Result:
     try:
         with Image.open(path) as image:
             if image.mode.split(";")[0] in _DEEP:
-                raise FileFormatError(f"'{path}' has more than 8 bits a channel; convert it to 8 bits.")
+                raise FileFormatError(f"'{path}' has more than 8 bits per channel; convert it to 8 bits.")
             return use(image)
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise FileFormatError(f"'{path}' is not a readable image ({error}).") from None

@@ -31,7 +31,7 @@ DOUBLE = torch.finfo(torch.float64).eps
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MissingWhitening(InputTransform):
-    """A transform whose whitening is known, but not here: applying it says what is needed.
+    """A transform whose whitening matrices are not at hand, only the record of what they were fitted on.
 
     The probes are what the whitening makes of fixed values r in the place of an image (``probe_values``), there,
     W (r - z_mean), and back, W^-1 r + z_mean. Another fit that does the same to rounding is the same whitening.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -143,7 +143,7 @@ def _read_file(path: Path, target: str | None, model: str) -> Table:
     if target is None and model != "gaussian-mean":
         raise InputError(f"Name the target column of '{path}' with --target; its columns are {_listed(columns)}.")
     if target is not None and target not in columns:
-        raise InputError(f"There is no column '{target}' in '{path}'; its columns are {_listed(columns)}.")
+        raise InputError(_no_column(target, path, columns))
     features = {name: _numbers(name, values) for name, values in columns.items() if name != target}
     if not features:
         raise InputError(f"'{path}' has no column beside the target '{target}'; a model needs at least one feature.")
@@ -229,7 +229,11 @@ def _target_values(name: str, values: Sequence[Any]) -> Array:
         return np.array([str(value) for value in values])
 
 
-def _listed(columns: dict[str, Any]) -> str:
+def _no_column(name: str, path: Path, columns: Iterable[str]) -> str:
+    return f"There is no column '{name}' in '{path}'; its columns are {_listed(columns)}."
+
+
+def _listed(columns: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in columns)
 
 
@@ -240,11 +244,7 @@ def _suggest(table: Table) -> str:
     if table.y is None:
         return "gaussian-mean"
     kinds = np.unique(table.y)
-    if len(kinds) == 1:
-        raise InputError(
-            f"The target '{table.target}' has one class only ({_name(kinds[0])}); a model needs at least two."
-        )
-    if len(kinds) == 2:
+    if len(kinds) <= 2:
         return "logistic"
     if table.y.dtype.kind == "U":
         return "softmax"
@@ -336,8 +336,7 @@ class ParquetData:
         if not Path(self.path).is_file():
             raise InputError(f"There is no file '{self.path}'.")
         if self.target not in self._names:
-            names = ", ".join(f"'{name}'" for name in self._names)
-            raise InputError(f"There is no column '{self.target}' in '{self.path}'; its columns are {names}.")
+            raise InputError(_no_column(self.target, self.path, self._names))
 
     def __len__(self) -> int:
         return int(self._file().metadata.num_rows)

@@ -61,7 +61,7 @@ def _training_files(folder: Path, synsets: list[str]) -> list[tuple[Path, int]]:
 
 
 def _validation_files(folder: Path, synsets: list[str]) -> list[tuple[Path, int]]:
-    """As published, one folder and a list of labels; or sorted into one folder a class, as many people do."""
+    """As published, one folder and a list of labels; or sorted into one folder per class, as many people do."""
     annotations = folder / "val" / "val_annotations.txt"
     if not annotations.is_file() or not (folder / "val" / "images").is_dir():
         return [

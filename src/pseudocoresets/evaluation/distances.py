@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from pseudocoresets._io.files import finite_fields
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian, kl_divergence
@@ -40,7 +40,7 @@ class Distances:
 
     def as_json(self) -> dict[str, Any]:
         """The fields, with ``None`` for what is not finite, which JSON does not know."""
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
+        return finite_fields(asdict(self))
 
 
 @runtime_checkable
@@ -82,7 +82,7 @@ def distance(
     first, second = full.gaussian, coreset.gaussian
     if first.size != second.size:
         raise InputError(f"These posteriors are of {second.size} and {first.size} parameters; compare like with like.")
-    full_draws, draws = (_whiten(first, thin(each.draws)) for each in (full, coreset))
+    full_draws, draws = (first.whitened(thin(each.draws)) for each in (full, coreset))
     predictive = None
     if model is not None and held_out is not None:
         predictive = log_predictive(model, thin(coreset.draws), *held_out)
@@ -149,10 +149,6 @@ def thin(samples: Tensor, count: int = SAMPLES_COMPARED) -> Tensor:
     if len(samples) <= count:
         return samples
     return samples[torch.linspace(0, len(samples) - 1, count).round().long()]
-
-
-def _whiten(gaussian: Gaussian, samples: Tensor) -> Tensor:
-    return torch.linalg.solve_triangular(gaussian.factor, (samples - gaussian.mean).T, upper=False).T
 
 
 def _squared_distances(first: Tensor, second: Tensor) -> Tensor:

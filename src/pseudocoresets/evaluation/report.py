@@ -24,6 +24,7 @@ from pseudocoresets.evaluation.metrics import (
 )
 from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.kernels.diagnostics import Diagnostics, function_space_diagnostics
+from pseudocoresets.models.networks import NetworkSpec
 
 CONTROL_DRAWS = 5
 
@@ -107,18 +108,20 @@ def evaluate(
             "A control needs samples that know their coreset and data that know their training images: use "
             "sample_posterior, and a split of a Dataset such as data.test."
         )
-    draws = [control_coreset(samples.coreset, split.dataset, draw) for draw in range(control_draws)]
+    coreset = samples.coreset
+    like = ConstructionSettings(
+        ipc=max(1, round(coreset.images_per_class)),
+        seed=coreset.seed,
+        weights=coreset.configuration.get("settings", {}).get("weights", "full"),
+    )
+    draws = [control_coreset(like, split.dataset, coreset.network, draw) for draw in range(control_draws)]
     return replace(report, control=pooled([evaluate(samples.again(each), split) for each in draws]))
 
 
-def control_coreset(coreset: Coreset, data: Dataset, draw: int) -> Coreset:
-    """One draw of random real images: as many per class as the coreset has, and weighted in the same way."""
-    settings = ConstructionSettings(
-        ipc=max(1, round(coreset.images_per_class)),
-        seed=derive_seed(coreset.seed, "control", draw),
-        weights=coreset.configuration.get("settings", {}).get("weights", "full"),
-    )
-    return real_coreset(data, settings, coreset.network, "random")
+def control_coreset(settings: ConstructionSettings, data: Dataset, network: NetworkSpec | None, draw: int) -> Coreset:
+    """One draw of random real images: as many per class as ``settings`` ask for, and weighted as they say."""
+    own = replace(settings, seed=derive_seed(settings.seed, "control", draw), initialisation="random")
+    return real_coreset(data, own, network, "random")
 
 
 def pooled(reports: Sequence[EvaluationReport]) -> EvaluationReport:

@@ -76,12 +76,12 @@ class Exact(GradientEstimator):
 
 
 @dataclass(frozen=True)
-class _ByAdjoint(GradientEstimator):
-    """The adjoint by exact derivatives of each step, on the plain way along the descent and back."""
+class Stored(GradientEstimator):
+    """The exact gradient by the adjoint, with ``states`` states kept on the way; memory hardly grows with the steps."""
 
     states: int = STATES
 
-    recurrent: ClassVar[bool]
+    recurrent: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _require_states(self.states)
@@ -102,14 +102,7 @@ class _ByAdjoint(GradientEstimator):
 
 
 @dataclass(frozen=True)
-class Stored(_ByAdjoint):
-    """The exact gradient by the adjoint, with ``states`` states kept on the way; memory hardly grows with the steps."""
-
-    recurrent: ClassVar[bool] = True
-
-
-@dataclass(frozen=True)
-class Detached(_ByAdjoint):
+class Detached(Stored):
     """TESLA's rewriting (Cui et al. 2023): each step's gradient at parameters held fixed, lambda_t = lambda_k."""
 
     recurrent: ClassVar[bool] = False

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pseudocoresets._io.files import finite_fields
 from pseudocoresets.core.errors import InputError
 
 Array: TypeAlias = NDArray[np.float64]
@@ -61,11 +62,7 @@ class Diagnostics:
 
     def as_json(self) -> dict[str, Any]:
         """The fields, with ``None`` for what is not finite."""
-        fields = asdict(self)
-        return {
-            key: None if isinstance(value, float) and not math.isfinite(value) else value
-            for key, value in fields.items()
-        }
+        return finite_fields(asdict(self))
 
 
 def split_r_hat(draws: Tensor | Array) -> Array:
@@ -111,7 +108,7 @@ def diagnose(draws: Tensor | Array, smallest_spread: float = 0.0) -> Diagnostics
     chains, count, _ = values.shape
     if count < FEWEST_DRAWS:
         warning = (
-            f"With {count} draw{'s' * (count != 1)} a chain nothing can be said about whether the chains agree; "
+            f"With {count} draw{'s' * (count != 1)} per chain nothing can be said about whether the chains agree; "
             f"keep at least {FEWEST_DRAWS}."
         )
         return _unknown(chains, count, warning)

@@ -76,7 +76,7 @@ class BPTT(GradientMethod):
     augment_real: bool = False
     step_size_learning_rate: float = 0.0
     points_per_step: int = 0
-    """How many of the points a step of an unroll sees, chosen at random; 0: all of them."""
+    """How many of the points each step of an unroll sees, chosen at random; 0: all of them."""
     burn_in: int = 0
     """Steps that a chain takes after a restart before its first unroll."""
     spread: bool = False

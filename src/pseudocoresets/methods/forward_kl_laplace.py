@@ -27,54 +27,32 @@ from torch import Tensor
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.methods.estimator import (
-    descend,
-    energy_difference,
-    gaussian_samples,
-    require_at_least,
-)
+from pseudocoresets.methods.estimator import descend, gaussian_samples
+from pseudocoresets.methods.forward_kl import ForwardKL
 from pseudocoresets.methods.kronecker import Posterior, curvature
-from pseudocoresets.methods.method import GradientMethod, Loss
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.models.classifier import Classifier
 
 
 @dataclass(frozen=True)
-class ForwardKLByLaplace(GradientMethod):
-    """S = ``samples`` samples for each expectation, ``at_once`` of them in memory together."""
+class ForwardKLByLaplace(ForwardKL):
+    """The Gaussian method with Laplace samples for the coreset's expectation."""
 
-    expert_epochs: int = 1
-    max_start_epoch: int | None = 19
-    chains: int = 1
-    steps: int = 30
-    step_size: float = 0.03
-    samples: int = 30
-    sigma: float = 0.01
     laplace_sigma: float | None = 0.01
-    at_once: int = 10
 
     name: ClassVar[str] = "fkl-kfl"
 
     def __post_init__(self) -> None:
-        require_at_least(
-            "The forward KL by Laplace",
-            expert_epochs=(self.expert_epochs, 0),
-            chains=(self.chains, 1),
-            steps=(self.steps, 0),
-            samples=(self.samples, 1),
-            sigma=(self.sigma, 0),
-            at_once=(self.at_once, 1),
-        )
+        super().__post_init__()
         if self.laplace_sigma is not None and not self.laplace_sigma > 0:
             raise InputError(f"The bound on the Laplace deviation must be positive or none; got {self.laplace_sigma}.")
 
-    def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
+    def sample_phases(self, points: Points, problem: Problem, randomness: Randomness) -> tuple[Tensor, Tensor]:
         draw = problem.draw("The forward KL", self.chains, self.max_start_epoch, self.expert_epochs, randomness)
         modes = descend(points, problem, draw.start, self.steps, self.step_size, randomness)
         seen = replace(points, x=problem.transformation(len(points.x), randomness)(points.x))
         negative = self.sample_coreset(seen, problem, modes, randomness)
-        positive = gaussian_samples(points, problem, draw.later, self.samples, self.sigma, randomness)
-        return energy_difference(points, problem, positive, negative, randomness, self.at_once)
+        return gaussian_samples(points, problem, draw.later, self.samples, self.sigma, randomness), negative
 
     def sample_coreset(self, points: Points, problem: Problem, modes: Tensor, randomness: Randomness) -> Tensor:
         """Samples (chains * samples, parameters) of the Laplace approximations at ``modes`` (chains, parameters)."""

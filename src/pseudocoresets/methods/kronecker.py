@@ -172,7 +172,7 @@ def _input_factor(layer: nn.Module, inputs: Tensor, shares: Tensor) -> Tensor:
 
 
 def _output_factors(records: Mapping[str, _Record], logits: Tensor, shares: Tensor) -> dict[str, Tensor]:
-    """G of each layer: sum over classes c of p_c g_c g_c^T, one backward pass a class."""
+    """G of each layer: sum over classes c of p_c g_c g_c^T, one backward pass per class."""
     probabilities = logits.detach().softmax(-1)
     outputs = [record.outputs for record in records.values()]
     factors: dict[str, Tensor] = {}

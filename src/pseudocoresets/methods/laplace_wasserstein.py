@@ -54,8 +54,8 @@ def differentiable_laplace(model: SmoothModel, points: Points, start: Tensor) ->
     data = points.x, points.y, points.weights
     with torch.enable_grad():
         still = Gaussian(found.mean, 1e-8 * found.covariance)
-        slope = model.expected_log_likelihood(still, *data).gradient + model.expected_log_prior(still).gradient
-        moving = Gaussian(found.mean + found.covariance @ slope, 1e-8 * found.covariance)
+        gradient = model.expected_log_likelihood(still, *data).gradient + model.expected_log_prior(still).gradient
+        moving = Gaussian(found.mean + found.covariance @ gradient, 1e-8 * found.covariance)
         bend = model.expected_log_likelihood(moving, *data).hessian + model.expected_log_prior(moving).hessian
         covariance = torch.cholesky_inverse(cholesky(-bend, "The coreset posterior's curvature"))
     return Gaussian(moving.mean, covariance)

@@ -78,14 +78,11 @@ class Frame(NamedTuple):
 
     def enter(self, theta: Tensor) -> Tensor:
         """phi = L^-1 (theta - mean) for theta (chains, size)."""
-        if self.coordinates is None:
-            return theta
-        centred = (theta - self.coordinates.mean).T
-        return torch.linalg.solve_triangular(self.coordinates.factor, centred, upper=False).T
+        return theta if self.coordinates is None else self.coordinates.whitened(theta)
 
     def leave(self, phi: Tensor) -> Tensor:
         """theta = mean + L phi."""
-        return phi if self.coordinates is None else self.coordinates.mean + phi @ self.coordinates.factor.T
+        return phi if self.coordinates is None else self.coordinates.unwhitened(phi)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Wasserstein(GradientMethod):
     gradient: str | GradientEstimator = "differences"
     """An estimator of ``gradients``, or the name of one and its options, such as ``differences:radius=1.0``."""
     points_per_step: int = 0
-    """How many of the points a step sees, chosen at random; 0: all of them."""
+    """How many of the points each step sees, chosen at random; 0: all of them."""
 
     name: ClassVar[str] = "wasserstein"
 

@@ -177,7 +177,7 @@ class PoissonRegression(LinearPredictorModel):
 
 @dataclass(frozen=True)
 class SoftmaxRegression(NormalPrior):
-    """P(y = c | x) = softmax(W x)_c with theta = W (classes, features) flattened; y a class or class probabilities."""
+    """P(y = c | x) = softmax(W x)_c with theta = W (classes, features) flattened; y: classes or class probabilities."""
 
     features: int
     classes: int

@@ -68,7 +68,7 @@ MNIST_ON_CPU = Scale((1, 28, 28), "convnet:depth=3,width=128", 1300, 497, 50, (1
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row: milliseconds (or images a second), the reference's, the floor, and peak memory."""
+    """One row: milliseconds (or images per second), the reference's, the floor, and peak memory."""
 
     what: str
     unit: str
@@ -155,7 +155,7 @@ class _Bench:
             yield self.construction(1, steps=steps)
 
     def expert_training(self) -> Measurement:
-        """Images a second of SGD with augmentation, after warm-up."""
+        """Images per second of SGD with augmentation, after warm-up."""
         scale, batch = self._scale, self._scale.expert_batch
         began = time.monotonic()
         self._train_experts(1)
@@ -217,7 +217,7 @@ class _Bench:
         return Measurement(what, "ms", ours, None, floor, memory.bytes, warm_up)
 
     def snapshots(self) -> Iterator[Measurement]:
-        """What drawing from a store costs an iteration, and what storing costs expert training, in percent.
+        """What drawing from a store costs per iteration, and what storing costs expert training, in percent.
 
         The first is a small difference of two times, so they are measured in turn and compared round by round.
         """
@@ -391,7 +391,7 @@ def _matrix_rate(device: torch.device) -> float:
 
 
 def _copy_rate(device: torch.device) -> float:
-    """Bytes read and written a second by a large copy."""
+    """Bytes read and written per second by a large copy."""
     count = 2**30 if device.type == "cuda" else 2**26
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-
-from pseudocoresets._io.files import make_folder, read_json, require_writable_folder, write_json, write_text
+from pseudocoresets._io.files import require_writable_folder, write_json, write_text
 from pseudocoresets.construction.loop import network_for
 from pseudocoresets.core.devices import threads_for
-from pseudocoresets.core.errors import PseudocoresetsError
+from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.evaluation import METRICS, Summary
 from pseudocoresets.evaluation.paper import paper_figure
 from pseudocoresets.inference.settings import SamplingSettings
-from pseudocoresets.methods.selection import require_class_size
+from pseudocoresets.methods import build_gradient_method
+from pseudocoresets.methods.selection import SELECTIONS, require_class_size
+from pseudocoresets.models.networks import Network
 from pseudocoresets.sources.experts import Experts
+from pseudocoresets.workflows.cells import Cell, Document, Outcome, as_number, markdown_table, once, run_cells
 from pseudocoresets.workflows.construct import WorkFiles, construct_plan, write_log
 from pseudocoresets.workflows.evaluate import judge, judge_control
 from pseudocoresets.workflows.place import Workplace, workplace
-from pseudocoresets.workflows.plan import Plan
+from pseudocoresets.workflows.plan import Plan, Stage
 from pseudocoresets.workflows.run import experts_for
 
 CONTROL = "random real images (control)"
@@ -117,9 +117,8 @@ class Comparison:
         }
 
     def as_markdown(self) -> str:
-        lines = [f"**{self.title}**", "", _markdown_row(COLUMNS), _markdown_row(["---"] * len(COLUMNS))]
-        lines += [_markdown_row(row.cells()) for row in self.rows]
-        return "\n".join([*lines, "", *[f"- {note}" for note in self.notes]]) + "\n"
+        table = markdown_table(COLUMNS, [row.cells() for row in self.rows])
+        return "\n".join([f"**{self.title}**", "", *table, "", *[f"- {note}" for note in self.notes]]) + "\n"
 
     def save(self, folder: Path) -> None:
         """comparison.json and comparison.md."""
@@ -136,10 +135,11 @@ def run_comparison(
     experts_dir: str | Path | None = None,
     place: Workplace | None = None,
 ) -> Comparison:
-    """Every plan with every seed, its control first; cells that ``folder`` already holds are not computed again.
+    """Every plan with every seed, its control first.
 
-    The control is one for all methods whose posterior is sampled in the same way. A method that fails is a row that
-    says why; the others go on. The table is saved after every row.
+    Cells that ``folder`` already holds are not computed again, unless their plan or the content of what it names (data,
+    network, experts, methods) has changed. The control is one for all methods whose posterior is sampled in the same
+    way. A method that fails is a row that says why; the others go on. The table is saved after every row.
     """
     folder = Path(folder)
     require_writable_folder(folder)
@@ -148,104 +148,47 @@ def run_comparison(
     data = load_dataset(plan.dataset, data_dir)
     require_class_size(data.train, plan.construction.ipc)
     rows: list[Row] = []
-    controls: dict[SamplingSettings, Mapping[int, Cell]] = {}
+    controls: dict[SamplingSettings, Mapping[int, Document]] = {}
     with threads_for(data.shape):
         experts = None
         if any(own.needs_experts() for own in plans.values()):
             experts = experts_for(plan, data, experts_dir or folder / "experts", place)
-        runner = _CellRunner(folder, data, experts, place)
+        images = _ImageJudge(plans, folder, data, experts, place)
         for name, own in plans.items():
             if own.sampling not in controls:
                 kind = f"control-{name}" if controls else "control"
-                control = {seed: runner.control(own.with_seed(seed), seed, kind) for seed in seeds}
+                control = {seed: images.control(own.with_seed(seed), folder / kind / f"seed{seed}") for seed in seeds}
                 controls[own.sampling] = control
                 rows.append(_row(f"{CONTROL} as {name}" if len(controls) > 1 else CONTROL, own, control, control))
-            rows.append(_method_row(name, own, seeds, runner, controls[own.sampling]))
+            cells = [Cell(name, own.construction.ipc, seed) for seed in seeds]
+            rows.append(_method_row(name, own, list(run_cells(cells, images)), controls[own.sampling]))
             Comparison(plan, seeds, rows).save(folder)
     return Comparison(plan, seeds, rows)
 
 
-Cell = Mapping[str, Any]
-"""What metrics.json holds of one method at one seed."""
+@dataclass(frozen=True)
+class _ImageJudge:
+    """Coresets of images: each plan's posterior on the test data, and that of random real images."""
 
+    plans: Mapping[str, Plan]
+    root: Path
+    data: Dataset
+    experts: Experts | None
+    place: Workplace
 
-class _Attempt(NamedTuple):
-    cells: dict[int, Cell]
-    failures: list[str]
+    def folder(self, cell: Cell) -> Path:
+        return self.root / cell.method / f"seed{cell.seed}"
 
+    def identity(self, cell: Cell) -> Document:
+        return self._identity(self._plan(cell))
 
-def _method_row(name: str, plan: Plan, seeds: Sequence[int], runner: _CellRunner, control: Mapping[int, Cell]) -> Row:
-    attempt = _Attempt({}, [])
-    for seed in seeds:
-        try:
-            attempt.cells[seed] = runner.cell(plan.with_seed(seed), seed)
-        except Exception as error:
-            attempt.failures.append(f"seed {seed} failed: {_reason(error)}")
-            runner.record_failure(plan, seed)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-    failure = " ".join(attempt.failures) or None
-    if not attempt.cells:
-        return Row(name, failure=failure)
-    return replace(_row(name, plan, attempt.cells, control), failure=failure)
-
-
-def _reason(error: Exception) -> str:
-    """The library's own sentence, or the name and first line of what was not foreseen."""
-    if isinstance(error, PseudocoresetsError):
-        return str(error)
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}{': ' + lines[0] if lines else ''}"
-
-
-class _CellRunner:
-    """Computes one method at one seed, or reads it from its folder."""
-
-    def __init__(
-        self,
-        folder: Path,
-        data: Dataset,
-        experts: Experts | None,
-        place: Workplace,
-    ) -> None:
-        self._folder = folder
-        self._data = data
-        self._experts = experts
-        self._place = place
-
-    def cell(self, plan: Plan, seed: int) -> Cell:
-        folder = make_folder(self._cell_folder(plan, seed))
-        return self._once(folder, plan, lambda: self._construct_and_judge(folder, plan))
-
-    def control(self, plan: Plan, seed: int, kind: str) -> Cell:
-        folder = make_folder(self._folder / kind / f"seed{seed}")
-        plan = replace(plan, method="random", method_options={}, before=())
-        return self._once(folder, plan, lambda: self._judge_control(plan))
-
-    def record_failure(self, plan: Plan, seed: int) -> None:
-        """Within an except block: keep the traceback beside where the result would be."""
-        write_text(self._cell_folder(plan, seed) / "failure.txt", traceback.format_exc())
-
-    def _cell_folder(self, plan: Plan, seed: int) -> Path:
-        return self._folder / plan.method / f"seed{seed}"
-
-    def _once(self, folder: Path, plan: Plan, compute: Callable[[], dict[str, Any]]) -> Cell:
-        path = folder / "metrics.json"
-        if path.exists():
-            found: dict[str, Any] = read_json(path)
-            if found.get("plan") == _as_stored(plan):
-                return found
-        document: dict[str, Any] = compute() | {"plan": _as_stored(plan)}
-        write_json(path, document)
-        (folder / "failure.txt").unlink(missing_ok=True)
-        return document
-
-    def _construct_and_judge(self, folder: Path, plan: Plan) -> dict[str, Any]:
-        made = construct_plan(plan, self._data, self._experts, WorkFiles.within(folder), self._place)
+    def measure(self, cell: Cell) -> Document:
+        plan, folder = self._plan(cell), self.folder(cell)
+        made = construct_plan(plan, self.data, self.experts, WorkFiles.within(folder), self.place)
         made.coreset.save(folder / "coreset.safetensors")
         made.initial.save(folder / "initial.safetensors")
         write_log(folder / "log.jsonl", made.history)
-        report = judge(plan, made.coreset, self._data, self._experts, self._place)
+        report = judge(plan, made.coreset, self.data, self.experts, self.place)
         made.discard_checkpoint()
         return report.as_json() | {
             "seconds_per_iteration": made.seconds_per_iteration,
@@ -253,20 +196,59 @@ class _CellRunner:
             "peak_memory": made.peak_memory,
         }
 
-    def _judge_control(self, plan: Plan) -> dict[str, Any]:
-        spec = network_for(self._experts, plan.network, self._data).spec
-        return judge_control(plan, spec, self._data, self._experts, self._place).as_json()
+    def control(self, plan: Plan, folder: Path) -> Document:
+        plan = replace(plan, method="random", method_options={}, before=())
+        return once(
+            folder,
+            self._identity(plan),
+            lambda: judge_control(plan, self._network.spec, self.data, self.experts, self.place).as_json(),
+        )
+
+    @cached_property
+    def _network(self) -> Network:
+        return network_for(self.experts, next(iter(self.plans.values())).network, self.data)
+
+    def _plan(self, cell: Cell) -> Plan:
+        return self.plans[cell.method].with_seed(cell.seed)
+
+    def _identity(self, plan: Plan) -> Document:
+        """The plan, and the content of what it names: other images in the same folder are other data."""
+        experts = self.experts if plan.needs_experts() else None
+        stages: tuple[Plan | Stage, ...] = (*plan.before, plan)
+        return {
+            "plan": plan.as_json(),
+            "content": {
+                "data": self.data.fingerprint,
+                "test data": self.data.test.fingerprint,
+                "network": self._network.fingerprint,
+                "experts": None if experts is None else experts.fingerprint,
+                "methods": fingerprint([_method(stage) for stage in stages]),
+            },
+        }
 
 
-def _as_stored(plan: Plan) -> Any:
-    """The plan as JSON gives it back."""
-    return json.loads(json.dumps(plan.as_json()))
+def _method(stage: Plan | Stage) -> object:
+    """What carries it out, whose code counts where it is the user's own."""
+    if stage.method in SELECTIONS:
+        return SELECTIONS[stage.method]
+    return build_gradient_method(stage.method, stage.method_options)
 
 
-def _row(name: str, plan: Plan, cells: Mapping[int, Cell], control: Mapping[int, Cell]) -> Row:
+def _method_row(name: str, plan: Plan, outcomes: Sequence[Outcome], control: Mapping[int, Document]) -> Row:
+    failures = [f"seed {each.cell.seed} failed: {each.failure}" for each in outcomes if each.failure is not None]
+    found = {each.cell.seed: each.document for each in outcomes if each.document is not None}
+    failure = " ".join(failures) or None
+    return replace(_row(name, plan, found, control), failure=failure) if found else Row(name, failure=failure)
+
+
+def _row(name: str, plan: Plan, cells: Mapping[int, Document], control: Mapping[int, Document]) -> Row:
     """The means over the seeds in ``cells``, the control's being those of the same seeds."""
-    metrics = {metric: Summary(tuple(cell["ensemble"][metric] for cell in cells.values())) for metric in METRICS}
-    reference = {metric: statistics.fmean(control[seed]["ensemble"][metric] for seed in cells) for metric in METRICS}
+    metrics = {
+        metric: Summary(tuple(as_number(cell["ensemble"][metric]) for cell in cells.values())) for metric in METRICS
+    }
+    reference = {
+        metric: statistics.fmean(as_number(control[seed]["ensemble"][metric]) for seed in cells) for metric in METRICS
+    }
     memory = _mean(cells, "peak_memory")
     return Row(
         method=name,
@@ -280,7 +262,7 @@ def _row(name: str, plan: Plan, cells: Mapping[int, Cell], control: Mapping[int,
     )
 
 
-def _mean(cells: Mapping[int, Cell], name: str) -> float | None:
+def _mean(cells: Mapping[int, Document], name: str) -> float | None:
     """Over the cells that have it; the control has no cost, and a selection of real images takes no iterations."""
     found = [cell[name] for cell in cells.values() if cell.get(name)]
     return statistics.fmean(found) if found else None
@@ -288,7 +270,3 @@ def _mean(cells: Mapping[int, Cell], name: str) -> float | None:
 
 def _text(value: float | None, scale: float, digits: int) -> str:
     return "" if value is None else f"{scale * value:.{digits}f}"
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -123,7 +123,7 @@ def construct_plan(
 
 
 def write_log(path: str | Path, history: list[dict[str, float]]) -> None:
-    """One JSON document a line, one line an iteration."""
+    """One JSON document per line, one line per iteration."""
     write_text(path, "".join(json.dumps(row) + "\n" for row in history))
 
 

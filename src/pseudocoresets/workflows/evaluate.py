@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pseudocoresets._io.files import require_writable, write_json
-from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.devices import threads_for
-from pseudocoresets.core.seeds import derive_seed
 from pseudocoresets.coreset import Coreset, require_same_shape
 from pseudocoresets.data import FOLDER_PREFIX, find_entry, load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.restoring import MissingWhitening
-from pseudocoresets.evaluation import METRICS, EvaluationReport, evaluate, pooled
+from pseudocoresets.evaluation import EvaluationReport, evaluate, pooled
+from pseudocoresets.evaluation.report import control_coreset
 from pseudocoresets.inference.sampling import sample_posterior
 from pseudocoresets.models.networks import NetworkSpec
 from pseudocoresets.sources.experts import Experts, load_experts
@@ -96,15 +95,8 @@ def judge_control(
     network: str | None = None,
 ) -> EvaluationReport:
     """Random real images, the same number, several draws of them, under the same protocol."""
-    draws = (control_coreset(plan, data, spec, draw) for draw in range(plan.control_draws))
+    draws = (control_coreset(plan.construction, data, spec, draw) for draw in range(plan.control_draws))
     return pooled([judge(plan, control, data, experts, place, network) for control in draws])
-
-
-def control_coreset(plan: Plan, data: Dataset, spec: NetworkSpec | None, draw: int) -> Coreset:
-    """One draw of random real images."""
-    seed = derive_seed(plan.construction.seed, "control", draw)
-    settings = replace(plan.construction, seed=seed, initialisation="random")
-    return real_coreset(data, settings, spec, "random")
 
 
 def metrics_document(
@@ -116,9 +108,7 @@ def metrics_document(
         "dataset": plan.dataset,
         "ipc": plan.construction.ipc,
         "network": plan.network,
-        **report.as_json(),
-        "control": control.as_json(),
-        "gain": {name: getattr(report, name).mean - getattr(control, name).mean for name in METRICS},
+        **replace(report, control=control).as_json(),
         "seconds": sum(timings.values()),
         "timings": dict(timings),
     }

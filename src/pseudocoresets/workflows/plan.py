@@ -11,7 +11,7 @@ from typing import Any
 from pseudocoresets import presets
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.registry import Registry, parse_name
+from pseudocoresets.core.registry import Registry, parse_name, parse_value
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.data import FOLDER_PREFIX, find_entry
 from pseudocoresets.evaluation.report import CONTROL_DRAWS
@@ -197,11 +197,4 @@ def _takes(method: str, option: str) -> bool:
 
 def _value(text: str) -> Any:
     plain = {"true": True, "false": False, "none": None}
-    if text.lower() in plain:
-        return plain[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    return plain[text.lower()] if text.lower() in plain else parse_value(text)

@@ -18,10 +18,11 @@ from pseudocoresets.coreset import library_versions
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.evaluation import EvaluationReport
+from pseudocoresets.evaluation.report import control_coreset
 from pseudocoresets.methods.selection import require_class_size
 from pseudocoresets.sources.experts import Experts, train_experts
 from pseudocoresets.workflows.construct import WorkFiles, construct_plan, write_log
-from pseudocoresets.workflows.evaluate import control_coreset, judge, judge_control, metrics_document
+from pseudocoresets.workflows.evaluate import judge, judge_control, metrics_document
 from pseudocoresets.workflows.place import Workplace, workplace
 from pseudocoresets.workflows.plan import Plan
 
@@ -95,7 +96,7 @@ def _write_run(
     metrics: Mapping[str, Any],
     device: torch.device,
 ) -> None:
-    control = control_coreset(plan, data, made.coreset.network, 0)
+    control = control_coreset(plan.construction, data, made.coreset.network, 0)
     write_json(folder / "config.json", plan.as_json() | {"device": str(device), "libraries": library_versions()})
     made.coreset.save(folder / "coreset.safetensors")
     made.initial.save(folder / "initial.safetensors")

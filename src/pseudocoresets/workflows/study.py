@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pseudocoresets._io.files import write_json
 from pseudocoresets.construction import construct
-from pseudocoresets.core.errors import InputError, PseudocoresetsError
-from pseudocoresets.core.progress import Progress, Silent, task
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.fingerprint import fingerprint
+from pseudocoresets.core.progress import Progress
 from pseudocoresets.core.seeds import derive_seed
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.tables import PosteriorData
@@ -23,8 +26,10 @@ from pseudocoresets.inference import sample_posterior
 from pseudocoresets.methods import METHODS, build_method
 from pseudocoresets.sources.gaussian_fit import GaussianFit
 from pseudocoresets.sources.reference import ReferenceRun, reference_posterior
+from pseudocoresets.workflows.cells import Cell, Document, Outcome, as_number, run_cells
 
 CHAINS = 4
+CORESET = "coreset.safetensors"
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ class Study:
     reference: ReferenceRun
     noise_floor: Distances
     rows: tuple[StudyRow, ...]
-    coresets: dict[tuple[str, int, int], Coreset] = field(default_factory=dict)
+    coresets: dict[Cell, Coreset] = field(default_factory=dict)
 
     def speed_up(self, row: StudyRow) -> float:
         """How many times faster NUTS draws from the coreset's posterior than from the full one."""
@@ -88,8 +93,8 @@ class Study:
         folder = Path(folder)
         write_json(folder / "posterior.json", self.as_json())
         save_plot(self, folder / "distance.png")
-        for (method, size, seed), coreset in self.coresets.items():
-            coreset.save(folder / "coresets" / f"{method}-{size}-seed{seed}.safetensors")
+        for cell, coreset in self.coresets.items():
+            coreset.save(folder / "coresets" / f"{_label(cell)}.safetensors")
         return folder
 
 
@@ -102,6 +107,7 @@ def run_study(
     warmup: int | None = None,
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
+    folder: str | os.PathLike[str] | None = None,
 ) -> Study:
     """Build every coreset, sample its posterior and measure the distance to the full one.
 
@@ -109,6 +115,7 @@ def run_study(
         draws: NUTS draws of each of the four chains.
         warmup: Steps before them; a third as many, at least 150, unless given.
         cache: A folder in which references are kept.
+        folder: Where finished coresets are kept, so that a study goes on where an earlier one was stopped.
     """
     check_request(data, methods, sizes)
     length = (draws, warmup or max(150, draws // 3))
@@ -118,15 +125,10 @@ def run_study(
         for seed in (0, 1)
     )
     floor = distance(again, reference, data.model, data.held_out)
-    rows, coresets = [], {}
-    with task(progress or Silent(), "coresets", len(methods) * len(sizes) * len(seeds)) as shown:
-        for method, size, seed in itertools.product(methods, sizes, seeds):
-            row, coreset = _measure(data, fit, reference, method, size, seed, length)
-            rows.append(row)
-            if coreset is not None:
-                coresets[method, size, seed] = coreset
-            shown.advance(note=f"{method} {size}")
-    return Study(data, reference, floor, tuple(rows), coresets)
+    judge = _RowJudge(data, fit, reference, length, None if folder is None else Path(folder))
+    cells = [Cell(*each) for each in itertools.product(methods, sizes, seeds)]
+    rows = tuple(judge.row(outcome) for outcome in run_cells(cells, judge, progress))
+    return Study(data, reference, floor, rows, judge.coresets)
 
 
 def check_request(data: PosteriorData, methods: Sequence[str], sizes: Sequence[int]) -> None:
@@ -144,26 +146,59 @@ def full_predictive(data: PosteriorData, reference: ReferenceRun) -> float:
     return log_predictive(data.model, thin(reference.draws), *data.held_out)
 
 
-def _measure(
-    data: PosteriorData,
-    fit: GaussianFit,
-    reference: ReferenceRun,
-    method: str,
-    size: int,
-    seed: int,
-    length: tuple[int, int],
-) -> tuple[StudyRow, Coreset | None]:
-    price = fit.seconds if build_method(method).needs_source else 0.0
-    began = time.perf_counter()
-    try:
-        coreset = construct(data.rows, fit, method, model=data.model, size=size, seed=seed)
+@dataclass(frozen=True)
+class _RowJudge:
+    """Coresets of rows: the distance of each one's posterior, sampled by NUTS, to the reference."""
+
+    data: PosteriorData
+    fit: GaussianFit
+    reference: ReferenceRun
+    length: tuple[int, int]
+    root: Path | None
+    coresets: dict[Cell, Coreset] = field(default_factory=dict)
+
+    def folder(self, cell: Cell) -> Path | None:
+        return None if self.root is None else self.root / "cells" / _label(cell)
+
+    def identity(self, cell: Cell) -> Document:
+        return {"cell": cell, "length": self.length, "content": fingerprint(self._content, build_method(cell.method))}
+
+    @cached_property
+    def _content(self) -> str:
+        return fingerprint(self.data.model, *self.data.rows.batches(), self.data.held_out)
+
+    def measure(self, cell: Cell) -> Document:
+        method, size, seed = cell
+        data, (draws, warmup) = self.data, self.length
+        price = self.fit.seconds if build_method(method).needs_source else 0.0
+        began = time.perf_counter()
+        coreset = construct(data.rows, self.fit, method, model=data.model, size=size, seed=seed)
         seconds = time.perf_counter() - began + price
         own_seed = derive_seed(seed, "coreset posterior", method, size)
         samples = sample_posterior(
-            coreset, "nuts", chains=CHAINS, model=data.model, samples=length[0], warmup=length[1], seed=own_seed
+            coreset, "nuts", chains=CHAINS, model=data.model, samples=draws, warmup=warmup, seed=own_seed
         )
-    except PseudocoresetsError as error:
-        nan = float("nan")
-        return StudyRow(method, size, seed, None, time.perf_counter() - began, nan, nan, str(error)), None
-    distances = distance(samples, reference, data.model, data.held_out)
-    return StudyRow(method, size, seed, distances, seconds, samples.seconds_per_draw, samples.r_hat), coreset
+        self.coresets[cell] = coreset
+        if (folder := self.folder(cell)) is not None:
+            coreset.save(folder / CORESET)
+        return {
+            "distances": asdict(distance(samples, self.reference, data.model, data.held_out)),
+            "build_seconds": seconds,
+            "seconds_per_draw": samples.seconds_per_draw,
+            "r_hat": samples.r_hat,
+        }
+
+    def row(self, outcome: Outcome) -> StudyRow:
+        cell, found = outcome.cell, outcome.document
+        if found is None:
+            return StudyRow(*cell, None, outcome.seconds, math.nan, math.nan, outcome.failure)
+        if cell not in self.coresets and (folder := self.folder(cell)) is not None:
+            self.coresets[cell] = Coreset.load(folder / CORESET)
+        held_out = {"held_out_log_likelihood": found["distances"]["held_out_log_likelihood"]}
+        distances = Distances(**{name: as_number(value) for name, value in found["distances"].items()} | held_out)
+        per_draw, r_hat = as_number(found["seconds_per_draw"]), as_number(found["r_hat"])
+        return StudyRow(*cell, distances, found["build_seconds"], per_draw, r_hat)
+
+
+def _label(cell: Cell) -> str:
+    return f"{cell.method}-{cell.size}-seed{cell.seed}"

@@ -1,4 +1,4 @@
-"""The gradient of a ConvNet's energy by hand: about twenty kernels a step instead of seventy.
+"""The gradient of a ConvNet's energy by hand: about twenty kernels per step instead of seventy.
 
 For a ConvNet of 3x3 convolutions, instance norm, ReLU and 2x2 average pooling, in bfloat16 with float32 parameters.
 Inner convolutions are cuDNN's; everything else is fused (``blocks``, ``head``). Parameters are kept in the order in

@@ -70,8 +70,8 @@ class Layout:
     def widened(self, chains: int) -> Layout:
         """The layout of ``chains`` networks that see the same images, as one network of so many times the channels.
 
-        Its inner convolutions are grouped, one group a chain. ``order`` and ``inverse`` are those of all parameter sets
-        one after another, (chains, size) flattened.
+        Its inner convolutions are grouped, one group per chain. ``order`` and ``inverse`` are those of all parameter
+        sets one after another, (chains, size) flattened.
         """
         parts = [self.classifier_weight, self.classifier_bias]
         for block in self.blocks:

@@ -6,8 +6,8 @@
     lambda_t    = lambda_{t+1} - eta D_t[g],     dL/dx_t = - eta D_t[grad_x U]
 
 and dL/dy_t like dL/dx_t, for soft labels. D_t is the derivative along the pull q_t by central differences, exact to
-second order in h: two gradients a step in place of second derivatives. Several chains see the same images, each with a
-lambda and an h of its own; dL/dx_t is their sum. All gradients of a step are computed as one wide network.
+second order in h: two gradients per step in place of second derivatives. Several chains see the same images, each with
+a lambda and an h of its own; dL/dx_t is their sum. All gradients of a step are computed as one wide network.
 """
 
 from __future__ import annotations

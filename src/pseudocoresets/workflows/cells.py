@@ -1,0 +1,119 @@
+"""The one loop of every comparison: methods, sizes and seeds, whatever is compared and however it is judged.
+
+A cell is one method at one size with one seed. What decides its result is its identity: settings, and the content of
+data, networks, experts and methods. A cell that fails is a result that says why, and the others go on. Where there is a
+folder for it, a finished cell is read from there as long as its identity stays the same, and the traceback of a failed
+one is kept there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from pseudocoresets._io.files import make_folder, read_json, write_json, write_text
+from pseudocoresets.core.errors import PseudocoresetsError
+from pseudocoresets.core.progress import Progress, Silent, task
+from pseudocoresets.coreset import library_versions
+
+Document = Mapping[str, Any]
+"""What is known of a cell, as JSON holds it."""
+RESULT, FAILURE = "metrics.json", "failure.txt"
+
+
+class Cell(NamedTuple):
+    """One construction."""
+
+    method: str
+    size: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a cell gave: a document, or the reason why there is none."""
+
+    cell: Cell
+    document: Document | None
+    failure: str | None
+    seconds: float
+
+
+class Judge(Protocol):
+    """How cells are made and judged: images by ``evaluate`` beside a control, rows by ``distance`` to a reference."""
+
+    def folder(self, cell: Cell) -> Path | None:
+        """Where its results are kept, if they are."""
+        ...
+
+    def identity(self, cell: Cell) -> Document:
+        """All that decides its result but the library's version."""
+        ...
+
+    def measure(self, cell: Cell) -> Document:
+        """Construct it and judge it."""
+        ...
+
+
+def run_cells(cells: Sequence[Cell], judge: Judge, progress: Progress | None = None) -> Iterator[Outcome]:
+    """Every cell in turn, as soon as it is there; only an interrupt ends the loop before the last one."""
+    with task(progress or Silent(), "coresets", len(cells)) as shown:
+        for cell in cells:
+            yield _attempt(cell, judge)
+            shown.advance(note=f"{cell.method} {cell.size}")
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+
+def _attempt(cell: Cell, judge: Judge) -> Outcome:
+    folder, began = judge.folder(cell), time.perf_counter()
+    document, failure = None, None
+    try:
+        document = once(folder, judge.identity(cell), lambda: judge.measure(cell))
+    except Exception as error:
+        failure = reason(error)
+        if folder is not None:
+            write_text(folder / FAILURE, traceback.format_exc())
+    return Outcome(cell, document, failure, time.perf_counter() - began)
+
+
+def once(folder: Path | None, identity: Document, compute: Callable[[], Document]) -> Document:
+    """The result that ``folder`` holds if its identity is this one, else the result of ``compute``, which is kept."""
+    if folder is None:
+        return compute()
+    known = json.loads(json.dumps(dict(identity) | {"library": library_versions()["pseudocoresets"]}))
+    path = make_folder(folder) / RESULT
+    if path.exists():
+        found: Document = read_json(path)
+        if all(found.get(key) == value for key, value in known.items()):
+            return found
+    document = {**compute(), **known}
+    write_json(path, document)
+    (folder / FAILURE).unlink(missing_ok=True)
+    return document
+
+
+def as_number(value: float | None) -> float:
+    """What is not finite is null in a file."""
+    return math.nan if value is None else value
+
+
+def reason(error: Exception) -> str:
+    """The library's own sentence, or the name and first line of what was not foreseen."""
+    if isinstance(error, PseudocoresetsError):
+        return str(error)
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}{': ' + lines[0] if lines else ''}"
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
