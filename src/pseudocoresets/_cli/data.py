@@ -19,12 +19,12 @@ CLASSES_SHOWN = 20
 
 Name = Annotated[str, typer.Argument(help="A name of 'bpc data list', or folder:PATH.", show_default=False)]
 
-data_app = typer.Typer(
+data = typer.Typer(
     help="Data sets: which there are, what is in one, fetching one.", no_args_is_help=True, add_completion=False
 )
 
 
-@data_app.command("list")
+@data.command("list")
 def list_datasets(data_dir: DataDir = Path("data"), as_json: AsJson = False) -> None:
     """Every data set: shape, classes, counts, size of the download, licence, and whether it is here.
 
@@ -53,7 +53,7 @@ def list_datasets(data_dir: DataDir = Path("data"), as_json: AsJson = False) -> 
     print_table("Data sets", columns, rows, "Images of your own: folder:PATH, one folder a class.")
 
 
-@data_app.command("info")
+@data.command("info")
 def info(
     name: Name,
     data_dir: DataDir = Path("data"),
@@ -82,7 +82,7 @@ def info(
         _print_facts(facts)
 
 
-@data_app.command("fetch")
+@data.command("fetch")
 def fetch(name: Name, data_dir: DataDir = Path("data"), as_json: AsJson = False) -> None:
     """Download a data set from its official address; what is already here is kept.
 

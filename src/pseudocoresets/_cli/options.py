@@ -7,13 +7,15 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pseudocoresets.core.progress import for_stream
 from pseudocoresets.core.settings import alternatives, type_hints
-from pseudocoresets.workflows.place import Workplace, workplace
+
+if TYPE_CHECKING:
+    from pseudocoresets.workflows.place import Workplace
 
 DatasetName = Annotated[str, typer.Option("--dataset", help="Data set: a name ('bpc data list') or folder:PATH.")]
 DataDir = Annotated[Path, typer.Option("--data-dir", help="Folder that holds the data sets, or gets them.")]
@@ -53,6 +55,8 @@ class ProgramSettings:
     precision: str = "auto"
 
     def place(self, device: str) -> Workplace:
+        from pseudocoresets.workflows.place import workplace
+
         return workplace(device, self.precision, for_stream())
 
 
