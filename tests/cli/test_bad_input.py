@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -272,9 +275,19 @@ def test_the_expert_protocol_needs_experts_of_the_network(
 
 # Places that cannot be written.
 
+WORK = (
+    "pseudocoresets.sources.experts.train._Trainer.train",
+    "pseudocoresets.methods.ContrastiveDivergence.loss",
+    "pseudocoresets.workflows.evaluate.sample_posterior",
+    "pseudocoresets._cli.posterior.run_study",
+    "pseudocoresets._cli.bench.run_bench",
+)
+WRITING_FOLDERS = ("experts", "run", "compare", "posterior")
+WRITING_FILES = ("construct", "evaluate", "show", "compact", "bench", "report")
+
 
 @pytest.mark.parametrize("place", ["file/below", "file", "/proc/below"])
-@pytest.mark.parametrize("command", ["construct", "experts", "run", "compare", "evaluate", "show"])
+@pytest.mark.parametrize("command", [*WRITING_FOLDERS, *WRITING_FILES])
 def test_places_that_cannot_be_written_are_refused_before_the_work(
     bpc: Invoke,
     tmp_path: Path,
@@ -288,19 +301,41 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(
     (tmp_path / "file").write_text("a file where a folder is wanted")
     monkeypatch.setattr("pseudocoresets.sources.experts.train._Trainer.train", _too_late)
     monkeypatch.setattr(ContrastiveDivergence, "loss", _too_late)
-    monkeypatch.setattr("pseudocoresets.workflows.evaluate.sample_posterior", _too_late)
-    folder_wanted = command in ("experts", "run", "compare")
-    out = place if folder_wanted else f"{place}/out.png"
-    arguments = {
-        "construct": ("--experts", experts_folder, "--out", out),
-        "experts": ("--out", out),
-        "run": ("--out", out),
-        "compare": ("--out", out),
-        "evaluate": (coreset_file, "--out", out),
-        "show": (coreset_file, "--out", out),
-    }[command]
-    sentence = refused(bpc, tmp_path, command, *arguments)
+    for work in WORK:
+        monkeypatch.setattr(work, _too_late)
+    out = place if command in WRITING_FOLDERS else f"{place}/out.png"
+    sentence = refused(bpc, tmp_path, command, *writing(command, out, experts_folder, coreset_file))
     assert "Choose a folder you may write to." in sentence
+
+
+@pytest.mark.parametrize("kind", ["/dev/null", "pipe", "socket", "link to a device"])
+@pytest.mark.parametrize("command", [*WRITING_FOLDERS, *WRITING_FILES])
+def test_only_files_and_folders_are_written(
+    bpc: Invoke, tmp_path: Path, experts_folder: Path, coreset_file: Path, command: str, kind: str
+) -> None:
+    """A rename over them would destroy them for everybody, where the user may."""
+    place = Path(kind) if kind.startswith("/") else tmp_path / "place"
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "socket":
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as bound:
+            bound.bind("place")
+    elif kind.startswith("link"):
+        place.symlink_to("/dev/zero")
+    before = place.lstat()
+    result = bpc(command, *writing(command, place, experts_folder, coreset_file))
+    assert result.exit_code == 2
+    assert "is a device, a pipe or a socket" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert (place.lstat().st_ino, place.lstat().st_mode) == (before.st_ino, before.st_mode)
+
+
+def writing(command: str, out: str | Path, experts: Path, coreset: Path) -> tuple[Any, ...]:
+    """Arguments with which the command writes to ``out``."""
+    if command == "compact":
+        return (coreset, out)
+    first = {"construct": ("--experts", experts), "evaluate": (coreset,), "show": (coreset,), "report": (".",)}
+    return (*first.get(command, ()), "--out", out)
 
 
 def _too_late(*values: Any, **options: Any) -> None:

@@ -181,3 +181,21 @@ def _numpy_load_without_refusal(node: ast.AST) -> bool:
     if not (isinstance(node, ast.Call) and ast.unparse(node.func) in ("np.load", "numpy.load")):
         return False
     return "allow_pickle" not in {keyword.arg for keyword in node.keywords}
+
+
+def test_a_link_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "there" / "a.txt")
+    write_text(link, "first")
+    assert link.read_text() == "first"
+    write_text(link, "second")
+    assert link.is_symlink()
+    assert (tmp_path / "there" / "a.txt").read_text() == "second"
+
+
+def test_a_loop_of_links_and_an_impossible_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("loop", "x" * 300, "nul\0"):
+        with pytest.raises(InputError, match="Choose another name"):
+            write_text(tmp_path / name, "text")

@@ -10,7 +10,7 @@ import typer
 
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_table
-from pseudocoresets._io.files import write_json
+from pseudocoresets._io.files import require_writable, write_json
 from pseudocoresets.workflows.bench import Measurement, run_bench
 
 
@@ -24,6 +24,8 @@ def bench(
 
     Example: bpc bench --out bench.json
     """
+    if out is not None:
+        require_writable(out)
     place = o.place_of(context, device)
     where = place.device
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"

@@ -67,8 +67,11 @@ def info(
 
     Example: bpc data info digits --out digits.png
     """
+    from pseudocoresets._io.files import require_writable
     from pseudocoresets.data import load_dataset
 
+    if out is not None:
+        require_writable(out)
     facts = _known(name, data_dir)
     if facts["here"] and name != "cifar10-c":
         dataset = load_dataset(name, data_dir, download=False)
@@ -88,6 +91,7 @@ def fetch(name: Name, data_dir: DataDir = Path("data"), as_json: AsJson = False)
 
     Example: bpc data fetch mnist --data-dir data
     """
+    from pseudocoresets._io.files import require_writable_folder
     from pseudocoresets.core.errors import InputError
     from pseudocoresets.core.progress import for_stream
     from pseudocoresets.data import find_entry
@@ -95,6 +99,7 @@ def fetch(name: Name, data_dir: DataDir = Path("data"), as_json: AsJson = False)
     if name.startswith("folder:"):
         raise InputError("A folder of your own needs no fetching; use it as it is.")
     entry = find_entry(name)
+    require_writable_folder(data_dir)
     was_here = entry.is_present(data_dir)
     entry.fetch(data_dir, for_stream())
     if as_json:

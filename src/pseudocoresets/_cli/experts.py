@@ -11,6 +11,7 @@ import typer
 from pseudocoresets import presets
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json
+from pseudocoresets._io.files import require_writable_folder
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.data import load_dataset
 from pseudocoresets.sources.experts import ExpertSettings, train_experts
@@ -42,6 +43,7 @@ def experts(
     require_network(network)
     chosen = presets.preset(preset, dataset)
     settings = expert_settings(chosen, {**given["experts"], "seed": seed})
+    require_writable_folder(out)
     place = o.place_of(context, device)
     data = load_dataset(dataset, data_dir)
     with threads_for(data.shape):

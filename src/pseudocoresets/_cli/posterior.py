@@ -9,6 +9,7 @@ import typer
 
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_table
+from pseudocoresets._io.files import require_writable_folder
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.progress import for_stream
@@ -62,6 +63,8 @@ def posterior(
     """
     if demo:
         methods, sizes, draws, data = "cd,moments,gaussian-psvi,giga,uniform", "5,20", 300, "diabetes"
+    for folder in (cache, out or Path("runs")):
+        require_writable_folder(folder)
     loaded = load_posterior_data(data, model, target, points, dimension, prior_scale, seed)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if seeds < 1 or draws < 4:

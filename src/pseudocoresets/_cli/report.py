@@ -21,7 +21,10 @@ def report(
 
     Example: bpc report runs/demo
     """
+    from pseudocoresets._io.files import require_writable
     from pseudocoresets._report import write_report
 
+    if out is not None:
+        require_writable(out)
     page = write_report(run_folder, out)
     typer.echo(json.dumps({"report": str(page)}) if as_json else f"Wrote {page}")

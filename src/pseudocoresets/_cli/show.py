@@ -24,9 +24,11 @@ def show(
 
     Example: bpc show c.safetensors --out c.png
     """
+    from pseudocoresets._io.files import require_writable
     from pseudocoresets.coreset import Coreset
 
     picture = coreset_file.with_suffix(".png") if out is None else out
+    require_writable(picture)
     coreset = Coreset.load(coreset_file, data_dir=data_dir)
     coreset.show(picture)
     if as_json:
