@@ -10,6 +10,7 @@ import typer
 
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_table
+from pseudocoresets._cli.process import say
 from pseudocoresets._io.files import require_writable, write_json
 from pseudocoresets.workflows.bench import Measurement, run_bench
 
@@ -32,7 +33,7 @@ def bench(
     rows: list[Measurement] = []
     for measurement in run_bench(where, place.backend):
         rows.append(measurement)
-        typer.echo(f"{measurement.what}: {measurement.ours:.4g} {measurement.unit}", err=True)
+        say(f"{measurement.what}: {measurement.ours:.4g} {measurement.unit}")
         if out is not None:
             write_json(out, _document(name, rows))
     if json:

@@ -88,10 +88,10 @@ def _lead_nowhere(number: int) -> None:
         os.close(handle)
 
 
-def say(sentence: str) -> None:
+def say(sentence: str, end: str = "\n") -> None:
     """One line on standard error, if it can be written there."""
     try:
-        sys.stderr.write(sentence + "\n")
+        sys.stderr.write(sentence + end)
         sys.stderr.flush()
     except OSError:
         _give_up(sys.stderr)
@@ -104,6 +104,7 @@ def output_may_be_lost() -> Iterator[None]:
         try:
             yield
         finally:
+            say("", end="")
             sys.stdout.flush()
     except OSError as error:
         if error.errno != errno.EPIPE:
