@@ -14,10 +14,9 @@ TRAINING = "experts --network mlp:width=4 --epochs 1 --count 1 --device cpu"
 
 def shell(folder: Path, arguments: str, around: str, before: str = "") -> subprocess.CompletedProcess[str]:
     """The command in a shell, with what is said around it; the status is its own."""
-    command = f"{before} {sys.executable} -m pseudocoresets {arguments} {around}; exit ${{PIPESTATUS[0]}}"
-    return subprocess.run(
-        ["bash", "-c", command], cwd=folder, capture_output=True, text=True, errors="replace", timeout=120
-    )
+    whole = f"{before} {sys.executable} -m pseudocoresets {arguments} {around}; exit ${{PIPESTATUS[0]}}"
+    command = ["bash", "-c", whole]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=120)
 
 
 @pytest.mark.parametrize(

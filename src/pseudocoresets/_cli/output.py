@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
 
+from pseudocoresets._io.documents import json_text
+
 WIDTH_WITHOUT_TERMINAL = 120
 
 
 def print_json(document: Any) -> None:
-    typer.echo(json.dumps(document, indent=2))
+    typer.echo(json_text(document, indent=2))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:

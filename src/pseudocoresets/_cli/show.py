@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pseudocoresets._cli import options as o
+from pseudocoresets._io.documents import json_text
 
 
 def show(
@@ -32,6 +32,6 @@ def show(
     coreset = Coreset.load(coreset_file, data_dir=data_dir)
     coreset.show(picture)
     if as_json:
-        typer.echo(json.dumps({"picture": str(picture), "images": len(coreset)}))
+        typer.echo(json_text({"picture": str(picture), "images": len(coreset)}))
     else:
         typer.echo(f"Wrote {picture}")

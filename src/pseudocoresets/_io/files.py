@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from pseudocoresets._io.documents import json_text
 from pseudocoresets.core.errors import FileFormatError, InputError
 
 PART_SUFFIX = ".part"
@@ -93,7 +94,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    write_text(path, json_text(content, indent=2) + "\n")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -265,8 +266,8 @@ def _as_stored(plan: Plan) -> Any:
 
 def _row(name: str, plan: Plan, cells: Mapping[int, Cell], control: Mapping[int, Cell]) -> Row:
     """The means over the seeds in ``cells``, the control's being those of the same seeds."""
-    metrics = {metric: Summary(tuple(cell["ensemble"][metric] for cell in cells.values())) for metric in METRICS}
-    reference = {metric: statistics.fmean(control[seed]["ensemble"][metric] for seed in cells) for metric in METRICS}
+    metrics = {metric: Summary(tuple(_score(cell, metric) for cell in cells.values())) for metric in METRICS}
+    reference = {metric: statistics.fmean(_score(control[seed], metric) for seed in cells) for metric in METRICS}
     memory = _mean(cells, "peak_memory")
     return Row(
         method=name,
@@ -278,6 +279,12 @@ def _row(name: str, plan: Plan, cells: Mapping[int, Cell], control: Mapping[int,
         seconds=_mean(cells, "seconds"),
         peak_memory=None if memory is None else round(memory),
     )
+
+
+def _score(cell: Cell, metric: str) -> float:
+    """What is not finite is null in the file."""
+    found = cell["ensemble"][metric]
+    return math.nan if found is None else found
 
 
 def _mean(cells: Mapping[int, Cell], name: str) -> float | None:
