@@ -21,6 +21,9 @@ from pseudocoresets.models.networks import build_network
 from pseudocoresets.sources.experts import ExpertSettings, ExpertStore
 from pseudocoresets.sources.experts.store import TrainedOn
 
+RATES = ("learning-rate", "label-learning-rate", "weight-learning-rate", "prior-scale", "temperature", "averaging")
+COUNTS = ("ipc", "iterations", "chains", "sampling-steps", "samples", "epochs", "expert-batch-size")
+
 
 def refused(bpc: Invoke, folder: Path, *arguments: Any) -> str:
     """The one sentence with which the command refuses, having written nothing."""
@@ -109,16 +112,16 @@ def test_evaluate_names_the_nearest(
         ("--device", "abacus", "auto, cpu or cuda; got 'abacus'"),
         ("--network", "mlp:depht=2", "does not take these options"),
         ("--network", "mlp:deep", "key=value"),
-        ("--iterations", "0", "at least one iteration"),
-        ("--learning-rate", "-1", "positive learning rate"),
-        ("--learning-rate", "nan", "positive learning rate"),
-        ("--momentum", "1", "between 0 and below 1"),
-        ("--averaging", "1", "between 0 and below 1"),
-        ("--annealing", "1.5", "from 0 to 1"),
+        ("--iterations", "0", "'iterations' is a number from 1"),
+        ("--learning-rate", "-1", "'learning_rate' is a number above 0"),
+        ("--learning-rate", "nan", "got nan"),
+        ("--momentum", "1", "'momentum' is a number from 0 to below 1"),
+        ("--averaging", "1", "'averaging' is a number from 0 to below 1"),
+        ("--annealing", "1.5", "'annealing' is a number from 0 to 1"),
         ("--optimiser", "lion", "sgd, adam; got 'lion'"),
         ("--expert-count", "0", "At least one expert"),
-        ("--epochs", "0", "at least one epoch"),
-        ("--chains", "0", "at least one chain"),
+        ("--epochs", "0", "'epochs' is a number from 1"),
+        ("--chains", "0", "'chains' is a number from 1"),
         ("--sampling-steps", "10", "do not fit"),
         ("--set", "expert_epochs", "--set NAME=VALUE"),
         ("--set", "stesp=1", "Did you mean 'steps'"),
@@ -128,6 +131,14 @@ def test_evaluate_names_the_nearest(
         ("--set", "step_size=abc", "The option 'step_size' of the method 'cd' is a number; got 'abc'"),
         ("--set", "max_start_epoch=soon", "a whole number or none; got 'soon'"),
         ("--set", "kernel=hcm", "Did you mean 'hmc'"),
+        *((f"--{name}", value, f"'{name.replace('-', '_')}'") for name in RATES for value in ("1e308", "inf", "-inf")),
+        *((f"--{name}", "1000000000000", "got 1000000000000") for name in COUNTS),
+        ("--sampling-step-size", "nan", "'step_size' (--sampling-step-size)"),
+        ("--temperature", "nan", "'temperature'"),
+        ("--prior-scale", "1e-300", "'prior_scale'"),
+        ("--set", "steps=1000000000000", "'steps' of the method 'cd' is a number"),
+        ("--set", "step_size=nan", "'step_size' of the method 'cd' is a number"),
+        ("--set", "step_size=" + "9" * 400, "characters"),
     ],
 )
 def test_run_refuses_settings_before_it_begins(
@@ -147,7 +158,7 @@ def test_impossible_numbers_of_images_are_refused(
     extra = ("--experts", experts_folder, "--out", "c.safetensors") if command == "construct" else ()
     sentence = refused(bpc, tmp_path, command, "--ipc", ipc, *extra)
     assert f"got {ipc}" in sentence
-    assert "Images per class must" in sentence
+    assert "'ipc' is a number from 1" in sentence
 
 
 # Coreset files.
@@ -396,6 +407,15 @@ def test_a_damaged_checkpoint_is_refused(bpc: Invoke, tmp_path: Path, experts_fo
         ("run", "--ipc", "one"),
         ("run", "--seed", "1.5"),
         ("run", "--learning-rate", "fast"),
+        ("run", "--seed", "9" * 400),
+        ("run", "--seed", "9" * 5000),
+        ("run", "--expert-count", "1000000000000"),
+        ("experts", "--population", "1000000000000"),
+        ("compare", "--seeds", "1000000000000"),
+        ("posterior", "--points", "1000000000000"),
+        ("posterior", "--draws", "1000000000000"),
+        ("posterior", "--prior-scale", "1e308"),
+        ("construct", "--out", "c", "--checkpoint-seconds", "nan"),
         ("run", "--nonsense"),
         ("construct",),
         ("evaluate",),

@@ -34,7 +34,9 @@ def compare(
     preset: o.PresetName = "quick",
     protocol: o.Protocol = "cold",
     sampler: o.SamplerName = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Constructions of each method, each with its own seed.")] = 1,
+    seeds: Annotated[
+        int, typer.Option("--seeds", max=10_000, help="Constructions of each method, each with its own seed.")
+    ] = 1,
     expert_count: o.ExpertCount = None,
     method_options: Annotated[
         list[str] | None,

@@ -27,8 +27,12 @@ def experts(
     out: Annotated[Path, typer.Option("--out", "--experts", help="Folder to create, add to or resume.")] = Path(
         "experts"
     ),
-    count: Annotated[int | None, typer.Option("--expert-count", "--count", help="Experts to have in the end.")] = None,
-    population: Annotated[int | None, typer.Option("--population", help="Experts trained side by side.")] = None,
+    count: Annotated[
+        int | None, typer.Option("--expert-count", "--count", max=1_000_000, help="Experts to have in the end.")
+    ] = None,
+    population: Annotated[
+        int | None, typer.Option("--population", max=100_000, help="Experts trained side by side.")
+    ] = None,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
     seed: o.Seed = 0,
