@@ -21,6 +21,8 @@ from typer.main import get_command
 import pseudocoresets as pc
 from pseudocoresets._cli.app import COMMANDS, build_app
 from pseudocoresets.evaluation import METRICS
+from pseudocoresets.methods import METHODS
+from pseudocoresets.methods.selection import SELECTIONS
 
 FEW_STEPS = ("--chains", 5, "--sampling-steps", 40, "--device", "cpu")
 SMALL = ("--network", "mlp:depth=1,width=8", "--expert-count", 2, "--epochs", 5, "--iterations", 3, *FEW_STEPS)
@@ -281,3 +283,20 @@ def test_an_option_of_the_last_version_works_with_one_sentence_on_standard_error
     warned = [line for line in made.stderr.splitlines() if line.startswith("Warning: ")]
     assert warned == ["Warning: Options of the method 'cd' have new names: write expert_epochs=1 instead of ahead=1."]
     assert pc.Coreset.load(tmp_path / "c.safetensors").configuration["method"]["expert_epochs"] == 1
+
+
+def test_methods_lists_all_with_their_options(bpc: Invoke) -> None:
+    facts = {each["name"]: each for each in json.loads(bpc("methods", "--json").stdout)}
+    assert set(facts) == {*METHODS, *SELECTIONS}
+    assert all(each["what"] for each in facts.values())
+    assert facts["cd"]["options"]["steps"] == pc.methods.ContrastiveDivergence().steps
+    text = bpc("methods").stdout
+    assert all(f"{name}: " in text for name in facts)
+
+
+def test_doctor_says_what_is_here(bpc: Invoke) -> None:
+    facts = json.loads(bpc("doctor", "--json").stdout)
+    assert facts["packages"]["torch"] == metadata.version("torch")
+    assert "digits" in facts["data sets here"]
+    assert facts["fast path"].startswith("yes" if torch.cuda.is_available() else "no: it needs a GPU")
+    assert f"torch {facts['packages']['torch']}" in bpc("doctor").stdout

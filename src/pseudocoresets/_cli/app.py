@@ -29,6 +29,8 @@ COMMANDS = {
     "report": "Write the report of a run: one HTML file that needs nothing else.",
     "posterior": "Build coresets for a model whose posterior is known and measure their distance to it.",
     "bench": "Speed and memory here, beside the reference formulation, in one run of under four minutes.",
+    "methods": "Every construction method in one line, with its options and their defaults.",
+    "doctor": "What this machine has: versions, device, memory, whether the fast path is taken, and data sets.",
     "data": "Data sets: which there are, what is in one, fetching one.",
 }
 """What 'bpc --help' says of each command, known without importing any; each is the object of its name in the module of
