@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from pseudocoresets._io.documents import json_text
 from pseudocoresets._io.files import require_writable, write_text
 from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
 from pseudocoresets.construction.loop import (
@@ -124,7 +124,7 @@ def construct_plan(
 
 def write_log(path: str | Path, history: list[dict[str, float]]) -> None:
     """One JSON document per line, one line per iteration."""
-    write_text(path, "".join(json.dumps(row) + "\n" for row in history))
+    write_text(path, "".join(json_text(row) + "\n" for row in history))
 
 
 def _who_needs(plan: Plan) -> str:
