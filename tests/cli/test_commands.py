@@ -289,6 +289,7 @@ def test_methods_lists_all_with_their_options(bpc: Invoke) -> None:
     facts = {each["name"]: each for each in json.loads(bpc("methods", "--json").stdout)}
     assert set(facts) == {*METHODS, *SELECTIONS}
     assert all(each["what"] for each in facts.values())
+    assert facts["cd"]["what"].startswith("Contrastive divergence")
     assert facts["cd"]["options"]["steps"] == pc.methods.ContrastiveDivergence().steps
     text = bpc("methods").stdout
     assert all(f"{name}: " in text for name in facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -37,8 +38,21 @@ def methods(json: o.AsJson = False) -> None:
 
 def _facts(name: str, build: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(build).parameters.values()
-    summary = " ".join((inspect.getdoc(build) or "").split("\n\n")[0].split())
-    return {"name": name, "what": summary, "options": {each.name: _written(each.default) for each in parameters}}
+    return {
+        "name": name,
+        "what": _summary(build),
+        "options": {each.name: _written(each.default) for each in parameters},
+    }
+
+
+def _summary(build: Callable[..., Any]) -> str:
+    """The first sentence of its description; a gradient method is described by its module, its options by its class."""
+    from pseudocoresets.methods import GradientMethod
+
+    by_gradient = inspect.isclass(build) and issubclass(build, GradientMethod)
+    described = (inspect.getmodule(build) if by_gradient else None) or build
+    paragraph = (inspect.getdoc(described) or "").split("\n\n")[0]
+    return re.sub(r":class:|`", "", " ".join(paragraph.split()))
 
 
 def _written(default: Any) -> Any:
