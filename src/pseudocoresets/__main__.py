@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-
-INTERRUPTED = 130
+from pseudocoresets._cli.process import heed_signals, leaving_at_once
 
 
 def main() -> None:
-    # An interrupt in the middle of importing a compiled package leaves it half imported; nothing is lost by leaving.
-    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-    from pseudocoresets._cli.app import main as run
+    with leaving_at_once():
+        from pseudocoresets._cli.app import main as run
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    heed_signals()
     run()
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,9 @@ from pseudocoresets.methods import ContrastiveDivergence
 from pseudocoresets.models.networks import build_network
 from pseudocoresets.sources.experts import ExpertSettings, ExpertStore
 from pseudocoresets.sources.experts.store import TrainedOn
+
+RATES = ("learning-rate", "label-learning-rate", "weight-learning-rate", "prior-scale", "temperature", "averaging")
+COUNTS = ("ipc", "iterations", "chains", "sampling-steps", "samples", "epochs", "expert-batch-size")
 
 
 def refused(bpc: Invoke, folder: Path, *arguments: Any) -> str:
@@ -106,16 +112,16 @@ def test_evaluate_names_the_nearest(
         ("--device", "abacus", "auto, cpu or cuda; got 'abacus'"),
         ("--network", "mlp:depht=2", "does not take these options"),
         ("--network", "mlp:deep", "key=value"),
-        ("--iterations", "0", "at least one iteration"),
-        ("--learning-rate", "-1", "positive learning rate"),
-        ("--learning-rate", "nan", "positive learning rate"),
-        ("--momentum", "1", "between 0 and below 1"),
-        ("--averaging", "1", "between 0 and below 1"),
-        ("--annealing", "1.5", "from 0 to 1"),
+        ("--iterations", "0", "'iterations' is a number from 1"),
+        ("--learning-rate", "-1", "'learning_rate' is a number above 0"),
+        ("--learning-rate", "nan", "got nan"),
+        ("--momentum", "1", "'momentum' is a number from 0 to below 1"),
+        ("--averaging", "1", "'averaging' is a number from 0 to below 1"),
+        ("--annealing", "1.5", "'annealing' is a number from 0 to 1"),
         ("--optimiser", "lion", "sgd, adam; got 'lion'"),
         ("--expert-count", "0", "At least one expert"),
-        ("--epochs", "0", "at least one epoch"),
-        ("--chains", "0", "at least one chain"),
+        ("--epochs", "0", "'epochs' is a number from 1"),
+        ("--chains", "0", "'chains' is a number from 1"),
         ("--sampling-steps", "10", "do not fit"),
         ("--set", "expert_epochs", "--set NAME=VALUE"),
         ("--set", "stesp=1", "Did you mean 'steps'"),
@@ -125,6 +131,14 @@ def test_evaluate_names_the_nearest(
         ("--set", "step_size=abc", "The option 'step_size' of the method 'cd' is a number; got 'abc'"),
         ("--set", "max_start_epoch=soon", "a whole number or none; got 'soon'"),
         ("--set", "kernel=hcm", "Did you mean 'hmc'"),
+        *((f"--{name}", value, f"'{name.replace('-', '_')}'") for name in RATES for value in ("1e308", "inf", "-inf")),
+        *((f"--{name}", "1000000000000", "got 1000000000000") for name in COUNTS),
+        ("--sampling-step-size", "nan", "'step_size' (--sampling-step-size)"),
+        ("--temperature", "nan", "'temperature'"),
+        ("--prior-scale", "1e-300", "'prior_scale'"),
+        ("--set", "steps=1000000000000", "'steps' of the method 'cd' is a number"),
+        ("--set", "step_size=nan", "'step_size' of the method 'cd' is a number"),
+        ("--set", "step_size=" + "9" * 400, "characters"),
     ],
 )
 def test_run_refuses_settings_before_it_begins(
@@ -144,7 +158,7 @@ def test_impossible_numbers_of_images_are_refused(
     extra = ("--experts", experts_folder, "--out", "c.safetensors") if command == "construct" else ()
     sentence = refused(bpc, tmp_path, command, "--ipc", ipc, *extra)
     assert f"got {ipc}" in sentence
-    assert "Images per class must" in sentence
+    assert "'ipc' is a number from 1" in sentence
 
 
 # Coreset files.
@@ -272,9 +286,19 @@ def test_the_expert_protocol_needs_experts_of_the_network(
 
 # Places that cannot be written.
 
+WORK = (
+    "pseudocoresets.sources.experts.train._Trainer.train",
+    "pseudocoresets.methods.ContrastiveDivergence.loss",
+    "pseudocoresets.workflows.evaluate.sample_posterior",
+    "pseudocoresets._cli.posterior.run_study",
+    "pseudocoresets._cli.bench.run_bench",
+)
+WRITING_FOLDERS = ("experts", "run", "compare", "posterior")
+WRITING_FILES = ("construct", "evaluate", "show", "compact", "bench", "report")
+
 
 @pytest.mark.parametrize("place", ["file/below", "file", "/proc/below"])
-@pytest.mark.parametrize("command", ["construct", "experts", "run", "compare", "evaluate", "show"])
+@pytest.mark.parametrize("command", [*WRITING_FOLDERS, *WRITING_FILES])
 def test_places_that_cannot_be_written_are_refused_before_the_work(
     bpc: Invoke,
     tmp_path: Path,
@@ -288,19 +312,41 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(
     (tmp_path / "file").write_text("a file where a folder is wanted")
     monkeypatch.setattr("pseudocoresets.sources.experts.train._Trainer.train", _too_late)
     monkeypatch.setattr(ContrastiveDivergence, "loss", _too_late)
-    monkeypatch.setattr("pseudocoresets.workflows.evaluate.sample_posterior", _too_late)
-    folder_wanted = command in ("experts", "run", "compare")
-    out = place if folder_wanted else f"{place}/out.png"
-    arguments = {
-        "construct": ("--experts", experts_folder, "--out", out),
-        "experts": ("--out", out),
-        "run": ("--out", out),
-        "compare": ("--out", out),
-        "evaluate": (coreset_file, "--out", out),
-        "show": (coreset_file, "--out", out),
-    }[command]
-    sentence = refused(bpc, tmp_path, command, *arguments)
+    for work in WORK:
+        monkeypatch.setattr(work, _too_late)
+    out = place if command in WRITING_FOLDERS else f"{place}/out.png"
+    sentence = refused(bpc, tmp_path, command, *writing(command, out, experts_folder, coreset_file))
     assert "Choose a folder you may write to." in sentence
+
+
+@pytest.mark.parametrize("kind", ["/dev/null", "pipe", "socket", "link to a device"])
+@pytest.mark.parametrize("command", [*WRITING_FOLDERS, *WRITING_FILES])
+def test_only_files_and_folders_are_written(
+    bpc: Invoke, tmp_path: Path, experts_folder: Path, coreset_file: Path, command: str, kind: str
+) -> None:
+    """A rename over them would destroy them for everybody, where the user may."""
+    place = Path(kind) if kind.startswith("/") else tmp_path / "place"
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "socket":
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as bound:
+            bound.bind("place")
+    elif kind.startswith("link"):
+        place.symlink_to("/dev/zero")
+    before = place.lstat()
+    result = bpc(command, *writing(command, place, experts_folder, coreset_file))
+    assert result.exit_code == 2
+    assert "is a device, a pipe or a socket" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert (place.lstat().st_ino, place.lstat().st_mode) == (before.st_ino, before.st_mode)
+
+
+def writing(command: str, out: str | Path, experts: Path, coreset: Path) -> tuple[Any, ...]:
+    """Arguments with which the command writes to ``out``."""
+    if command == "compact":
+        return (coreset, out)
+    first = {"construct": ("--experts", experts), "evaluate": (coreset,), "show": (coreset,), "report": (".",)}
+    return (*first.get(command, ()), "--out", out)
 
 
 def _too_late(*values: Any, **options: Any) -> None:
@@ -361,6 +407,15 @@ def test_a_damaged_checkpoint_is_refused(bpc: Invoke, tmp_path: Path, experts_fo
         ("run", "--ipc", "one"),
         ("run", "--seed", "1.5"),
         ("run", "--learning-rate", "fast"),
+        ("run", "--seed", "9" * 400),
+        ("run", "--seed", "9" * 5000),
+        ("run", "--expert-count", "1000000000000"),
+        ("experts", "--population", "1000000000000"),
+        ("compare", "--seeds", "1000000000000"),
+        ("posterior", "--points", "1000000000000"),
+        ("posterior", "--draws", "1000000000000"),
+        ("posterior", "--prior-scale", "1e308"),
+        ("construct", "--out", "c", "--checkpoint-seconds", "nan"),
         ("run", "--nonsense"),
         ("construct",),
         ("evaluate",),

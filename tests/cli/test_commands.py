@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,10 @@ from small import NETWORK, Invoke
 from typer.main import get_command
 
 import pseudocoresets as pc
-from pseudocoresets._cli.app import build_app
+from pseudocoresets._cli.app import COMMANDS, build_app
 from pseudocoresets.evaluation import METRICS
+from pseudocoresets.methods import METHODS
+from pseudocoresets.methods.selection import SELECTIONS
 
 FEW_STEPS = ("--chains", 5, "--sampling-steps", 40, "--device", "cpu")
 SMALL = ("--network", "mlp:depth=1,width=8", "--expert-count", 2, "--epochs", 5, "--iterations", 3, *FEW_STEPS)
@@ -60,6 +65,42 @@ def test_options_mean_the_same_everywhere(path: tuple[str, ...]) -> None:
         assert {"--protocol", "--sampler", "--chains"} <= options
     if path in {("run",), ("construct",), ("compare",)}:
         assert {"--ipc", "--experts", "--iterations", "--out"} <= options
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_line_of_a_command_is_the_first_of_its_own_help(name: str) -> None:
+    """The line is known before the command is imported, and so is written twice."""
+    command: Any = get_command(build_app())
+    assert command.commands[name].help.splitlines()[0] == COMMANDS[name] == command.get_command(None, name).help
+
+
+@pytest.mark.parametrize("path", [(), ("data",), *NAMES], ids=" ".join)
+def test_h_is_short_for_help(bpc: Invoke, path: tuple[str, ...]) -> None:
+    assert bpc(*path, "-h").stdout == bpc(*path, "--help").stdout != ""
+
+
+def test_the_version_is_said(bpc: Invoke) -> None:
+    result = bpc("--version")
+    assert (result.exit_code, result.stdout) == (0, f"bpc {metadata.version('pseudocoresets')}\n")
+
+
+@pytest.mark.parametrize("arguments", ["--help", "--version", "", "data --help", "show --help", "constrct"])
+def test_help_does_not_import_torch(arguments: str) -> None:
+    """Which takes seconds; the rest is some tenths of one."""
+    program = (
+        "import sys; from pseudocoresets.__main__ import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    )
+    result = subprocess.run([sys.executable, "-c", program, *arguments.split()], capture_output=True, text=True)
+    assert result.returncode in (0, 2)
+    assert "Traceback" not in result.stderr
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    for words, answer in (("bpc co", "construct compare compact"), ("bpc construct --ex", "--experts")):
+        asked = {"_BPC_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        command = [sys.executable, "-m", "pseudocoresets"]
+        result = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True)
+        assert result.stdout.split() == answer.split()
 
 
 def test_without_arguments_help_is_shown(bpc: Invoke) -> None:
@@ -242,3 +283,20 @@ def test_an_option_of_the_last_version_works_with_one_sentence_on_standard_error
     warned = [line for line in made.stderr.splitlines() if line.startswith("Warning: ")]
     assert warned == ["Warning: Options of the method 'cd' have new names: write expert_epochs=1 instead of ahead=1."]
     assert pc.Coreset.load(tmp_path / "c.safetensors").configuration["method"]["expert_epochs"] == 1
+
+
+def test_methods_lists_all_with_their_options(bpc: Invoke) -> None:
+    facts = {each["name"]: each for each in json.loads(bpc("methods", "--json").stdout)}
+    assert set(facts) == {*METHODS, *SELECTIONS}
+    assert all(each["what"] for each in facts.values())
+    assert facts["cd"]["options"]["steps"] == pc.methods.ContrastiveDivergence().steps
+    text = bpc("methods").stdout
+    assert all(f"{name}: " in text for name in facts)
+
+
+def test_doctor_says_what_is_here(bpc: Invoke) -> None:
+    facts = json.loads(bpc("doctor", "--json").stdout)
+    assert facts["packages"]["torch"] == metadata.version("torch")
+    assert "digits" in facts["data sets here"]
+    assert facts["fast path"].startswith("yes" if torch.cuda.is_available() else "no: it needs a GPU")
+    assert f"torch {facts['packages']['torch']}" in bpc("doctor").stdout

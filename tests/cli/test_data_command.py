@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from pseudocoresets._cli.data import data_app
+from pseudocoresets._cli.data import data
 from pseudocoresets.core.errors import DataUnavailableError, InputError
 
 
 def output_of(*arguments: str) -> str:
-    result = CliRunner().invoke(data_app, list(arguments), catch_exceptions=False)
+    result = CliRunner().invoke(data, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0
     return result.stdout
 

@@ -1,4 +1,4 @@
-"""Ctrl-C while the command is still importing."""
+"""Ctrl-C and other requests to end while the command is still importing."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 SLOW_IMPORT = """
 import sys, time
 class Slow:
     def find_spec(self, name, path=None, target=None):
-        if name == "pseudocoresets._cli.app":
+        if name == "MODULE":
             sys.stderr.write("importing\\n"); sys.stderr.flush()
             time.sleep(60)
 sys.meta_path.insert(0, Slow())
@@ -19,10 +21,13 @@ main()
 """
 
 
-def test_ctrl_c_while_importing_is_status_130_and_says_nothing() -> None:
-    process = subprocess.Popen([sys.executable, "-c", SLOW_IMPORT], stderr=subprocess.PIPE, text=True)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda how: how.name)
+@pytest.mark.parametrize("module", ["pseudocoresets._cli.app", "pseudocoresets._cli.show"])
+def test_a_signal_while_importing_says_nothing(module: str, how: signal.Signals) -> None:
+    program = SLOW_IMPORT.replace("MODULE", module)
+    process = subprocess.Popen([sys.executable, "-c", program, "show", "x"], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     assert process.stderr.readline() == "importing\n"
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=20) == 130
+    process.send_signal(how)
+    assert process.wait(timeout=20) == 128 + how
     assert process.stderr.read() == ""

@@ -284,11 +284,11 @@ def test_a_learning_rate_that_is_too_high_is_named(digits: Dataset, experts: Exp
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"ipc": 0}, "at least 1; got 0"),
-        ({"ipc": -3}, "at least 1; got -3"),
+        ({"ipc": 0}, "'ipc' is a number from 1 to .*; got 0"),
+        ({"ipc": -3}, "'ipc' is a number from 1 to .*; got -3"),
         ({"method": "cdd"}, "Did you mean 'cd'"),
-        ({"iterations": 0}, "at least one iteration"),
-        ({"learning_rate": float("nan")}, "positive learning rate"),
+        ({"iterations": 0}, "'iterations' is a number from 1"),
+        ({"learning_rate": float("nan")}, "'learning_rate' is a number above 0"),
         ({"momentum": 1.0}, "momentum"),
         ({"weights": "some"}, "'full' or 'unit'"),
         ({"initialisation": "randm"}, "Did you mean 'random'"),

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from pseudocoresets.core import progress
-from pseudocoresets.core.progress import Bar, Lines, Silent, for_stream, task
+from pseudocoresets.core.progress import Bar, Lines, Silent, UntilLost, for_stream, task
 
 
 def count_to_three(shown: progress.Progress, name: str = "counting") -> None:
@@ -23,7 +23,7 @@ def test_a_stream_that_is_no_terminal_gets_plain_lines() -> None:
     stream = io.StringIO()
     shown = for_stream(stream)
     count_to_three(shown)
-    assert isinstance(shown, Lines)
+    assert isinstance(shown, UntilLost) and isinstance(shown.shown, Lines)
     assert re.fullmatch(r"counting: done in \d+\.\d s\n", stream.getvalue())
 
 
@@ -64,7 +64,7 @@ def test_a_terminal_gets_a_bar_with_counts_and_the_time_left() -> None:
     try:
         with os.fdopen(theirs, "w") as terminal:
             shown = for_stream(terminal)
-            assert isinstance(shown, Bar)
+            assert isinstance(shown, UntilLost) and isinstance(shown.shown, Bar)
             count_to_three(shown, "first task")
             count_to_three(shown, "second task")
         text = _read_all(ours)
@@ -93,3 +93,24 @@ def _read_all(descriptor: int) -> str:
             break
         parts.append(part)
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", b"".join(parts).decode())
+
+
+@pytest.mark.parametrize("lost", [OSError(5, "Input/output error"), ValueError("I/O operation on closed file")])
+def test_the_work_goes_on_when_its_progress_can_no_longer_be_shown(lost: Exception) -> None:
+    told: list[str] = []
+
+    def write(line: str) -> None:
+        told.append(line)
+        raise lost
+
+    shown = UntilLost(Lines(write, interval=0))
+    count_to_three(shown)
+    assert len(told) == 1
+
+
+def test_nothing_is_shown_without_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress.sys, "stderr", None)
+    count_to_three(for_stream())
+    stream = io.StringIO()
+    stream.close()
+    count_to_three(for_stream(stream))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import pseudocoresets
 from pseudocoresets._io import files
+from pseudocoresets._io.documents import json_text
 from pseudocoresets._io.files import (
     make_folder,
     read_json,
@@ -181,3 +183,43 @@ def _numpy_load_without_refusal(node: ast.AST) -> bool:
     if not (isinstance(node, ast.Call) and ast.unparse(node.func) in ("np.load", "numpy.load")):
         return False
     return "allow_pickle" not in {keyword.arg for keyword in node.keywords}
+
+
+def test_a_link_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "there" / "a.txt")
+    write_text(link, "first")
+    assert link.read_text() == "first"
+    write_text(link, "second")
+    assert link.is_symlink()
+    assert (tmp_path / "there" / "a.txt").read_text() == "second"
+
+
+def test_a_loop_of_links_and_an_impossible_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in ("loop", "x" * 300, "nul\0"):
+        with pytest.raises(InputError, match="Choose another name"):
+            write_text(tmp_path / name, "text")
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(JSON_VALUES)
+@settings(deadline=None)
+def test_json_is_what_every_reader_takes(content: object) -> None:
+    def refused(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    found = json.loads(json_text(content), parse_constant=refused)
+    if isinstance(content, float):
+        assert found == (content if math.isfinite(content) else None)
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"a": [math.nan, 1.5, (math.inf,)], "b": {"c": -math.inf}})
+    assert read_json(tmp_path / "a.json") == {"a": [None, 1.5, [None]], "b": {"c": None}}

@@ -212,7 +212,7 @@ def test_a_failing_method_is_a_row_and_the_others_go_on(
     out = tmp_path / "out"
     arguments = ["--methods", "failing,hungry,random", "--out", str(out), "--experts", str(folder / "experts")]
     result = run(*arguments)
-    assert result.exit_code == 0
+    assert result.exit_code == 3
     assert "failing: seed 0 failed: RuntimeError: The kernel image is missing." in " ".join(result.stdout.split())
     assert "Traceback" not in result.output
     rows = {row["method"]: row for row in json.loads((out / "comparison.json").read_text())["rows"]}

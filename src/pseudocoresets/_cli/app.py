@@ -1,32 +1,79 @@
-"""The command ``bpc``: parse, call, print."""
+"""The command ``bpc``: parse, call, print. A command's module is imported only when that command is asked for."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from pseudocoresets._cli.bench import bench
-from pseudocoresets._cli.compact import compact
-from pseudocoresets._cli.compare import compare
-from pseudocoresets._cli.construct import construct
-from pseudocoresets._cli.data import data_app
-from pseudocoresets._cli.evaluate import evaluate
-from pseudocoresets._cli.experts import experts
 from pseudocoresets._cli.options import ProgramSettings
-from pseudocoresets._cli.posterior import posterior
-from pseudocoresets._cli.report import report
-from pseudocoresets._cli.run import run
-from pseudocoresets._cli.show import show
+from pseudocoresets._cli.process import leaving_at_once, output_may_be_lost, prepare_streams, say, status_of
 from pseudocoresets.core.errors import PseudocoresetsError, RenamedWarning
 
 BAD_INPUT = 2
-INTERRUPTED = 130
+COMMANDS = {
+    "run": "The whole job: experts, coreset, control, posterior, report.",
+    "experts": "Train and store expert trajectories; those already in the folder are kept.",
+    "construct": "One coreset by one method; killed and started again, it goes on from its last checkpoint.",
+    "evaluate": "A coreset file under a protocol, beside its control of random real images.",
+    "compare": "Several methods at one cell on shared experts, with the control and the gain over it.",
+    "show": "Write a picture of a coreset: one row a class, its name at the side, in true pixel space.",
+    "compact": "Write a coreset file without whitening matrices and with its images in float16.",
+    "report": "Write the report of a run: one HTML file that needs nothing else.",
+    "posterior": "Build coresets for a model whose posterior is known and measure their distance to it.",
+    "bench": "Speed and memory here, beside the reference formulation, in one run of under four minutes.",
+    "methods": "Every construction method in one line, with its options and their defaults.",
+    "doctor": "What this machine has: versions, device, memory, whether the fast path is taken, and data sets.",
+    "data": "Data sets: which there are, what is in one, fetching one.",
+}
+"""What 'bpc --help' says of each command, known without importing any; each is the object of its name in the module of
+its name."""
+
+
+class LoadedCommands(Mapping[str, Any]):
+    """The commands by their names; getting one imports it."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        with leaving_at_once():
+            found = vars(importlib.import_module(f"pseudocoresets._cli.{name}"))[name]
+        if isinstance(found, typer.Typer):
+            return typer.main.get_command(_guarded_app(found))
+        alone = typer.Typer(add_completion=False)
+        alone.command(name)(guarded(found))
+        return typer.main.get_command(alone)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+class LazyGroup(TyperGroup):
+    """Lists commands by their one line, and imports the one that is called."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        vars(self)["commands"] = LoadedCommands()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command if name is None else self.commands[name], rest
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -38,11 +85,11 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             with renamed_names_in_one_line():
                 command(*values, **options)
         except PseudocoresetsError as error:
-            typer.echo(f"Error: {error}", err=True)
+            say(f"Error: {error}")
             raise typer.Exit(BAD_INPUT) from None
-        except KeyboardInterrupt:
-            typer.echo("Interrupted. What was finished is kept; the same command goes on from there.", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt as interrupt:
+            say("Interrupted. What was finished is kept; the same command goes on from there.")
+            raise typer.Exit(status_of(interrupt)) from None
 
     return call
 
@@ -55,7 +102,7 @@ def renamed_names_in_one_line() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
             if issubclass(category, RenamedWarning):
-                typer.echo(f"Warning: {message}", err=True)
+                say(f"Warning: {message}")
             else:
                 others(message, category, *place)
 
@@ -69,14 +116,12 @@ def build_app() -> typer.Typer:
     app = typer.Typer(
         name="bpc",
         help="Bayesian pseudo-coresets: construct them, sample their posterior, and say how good it is.",
+        cls=LazyGroup,
         no_args_is_help=True,
-        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
         pretty_exceptions_enable=False,
     )
     app.callback()(guarded(_settings))
-    for command in (run, experts, construct, evaluate, compare, show, compact, report, posterior, bench):
-        app.command(command.__name__)(guarded(command))
-    app.add_typer(_guarded_app(data_app), name="data")
     return app
 
 
@@ -90,14 +135,27 @@ def _guarded_app(group: typer.Typer) -> typer.Typer:
     return answer
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        typer.echo(f"bpc {metadata.version('pseudocoresets')}")
+        raise typer.Exit
+
+
 def _settings(
     context: typer.Context,
     precision: Annotated[
         str, typer.Option("--precision", help="auto (bfloat16 and CUDA graphs on a GPU) or float32 (the plain path).")
     ] = "auto",
+    version: Annotated[
+        bool, typer.Option("--version", help="Say which version this is.", callback=_show_version, is_eager=True)
+    ] = False,
 ) -> None:
     context.obj = ProgramSettings(precision)
 
 
 def main() -> None:
-    build_app()(prog_name="bpc")
+    prepare_streams()
+    with output_may_be_lost():
+        build_app()(prog_name="bpc")

@@ -10,7 +10,8 @@ import typer
 
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_table
-from pseudocoresets._io.files import write_json
+from pseudocoresets._cli.process import say
+from pseudocoresets._io.files import require_writable, write_json
 from pseudocoresets.workflows.bench import Measurement, run_bench
 
 
@@ -24,13 +25,15 @@ def bench(
 
     Example: bpc bench --out bench.json
     """
+    if out is not None:
+        require_writable(out)
     place = o.place_of(context, device)
     where = place.device
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     rows: list[Measurement] = []
     for measurement in run_bench(where, place.backend):
         rows.append(measurement)
-        typer.echo(f"{measurement.what}: {measurement.ours:.4g} {measurement.unit}", err=True)
+        say(f"{measurement.what}: {measurement.ours:.4g} {measurement.unit}")
         if out is not None:
             write_json(out, _document(name, rows))
     if json:

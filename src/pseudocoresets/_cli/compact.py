@@ -28,8 +28,8 @@ def compact(
     from pseudocoresets.coreset import Coreset
     from pseudocoresets.data import load_dataset
 
-    coreset = Coreset.load(coreset_file)
     require_writable(out)
+    coreset = Coreset.load(coreset_file)
     before = coreset_file.stat().st_size
     transform = coreset.require_images()
     if transform.kind == "zca" and transform.origin is None:

@@ -17,6 +17,8 @@ from pseudocoresets.workflows.compare import COLUMNS, run_comparison
 from pseudocoresets.workflows.plan import make_plan, options_by_method
 from pseudocoresets.workflows.run import folder_for
 
+A_METHOD_FAILED = 3
+
 
 @o.with_settings(experts=ExpertSettings, construction=ConstructionSettings, sampling=SamplingSettings)
 def compare(
@@ -32,7 +34,9 @@ def compare(
     preset: o.PresetName = "quick",
     protocol: o.Protocol = "cold",
     sampler: o.SamplerName = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Constructions of each method, each with its own seed.")] = 1,
+    seeds: Annotated[
+        int, typer.Option("--seeds", max=10_000, help="Constructions of each method, each with its own seed.")
+    ] = 1,
     expert_count: o.ExpertCount = None,
     method_options: Annotated[
         list[str] | None,
@@ -44,7 +48,8 @@ def compare(
 ) -> None:
     """Several methods at one cell on shared experts, with the control and the gain over it.
 
-    Finished cells are kept in the folder and not computed again; a method that fails is reported in the table.
+    Finished cells are kept in the folder and not computed again; a method that fails is reported in the table, and
+    the status is then 3.
 
     Example: bpc compare --dataset digits --ipc 1 --methods cd,random --json
     """
@@ -83,3 +88,5 @@ def compare(
         rows = [row.cells() for row in comparison.rows]
         print_table(comparison.title, COLUMNS, rows, "\n".join(comparison.notes))
         typer.echo(f"Saved: {folder / 'comparison.json'}, {folder / 'comparison.md'}")
+    if any(row.failure is not None for row in comparison.rows):
+        raise typer.Exit(A_METHOD_FAILED)

@@ -19,12 +19,12 @@ CLASSES_SHOWN = 20
 
 Name = Annotated[str, typer.Argument(help="A name of 'bpc data list', or folder:PATH.", show_default=False)]
 
-data_app = typer.Typer(
+data = typer.Typer(
     help="Data sets: which there are, what is in one, fetching one.", no_args_is_help=True, add_completion=False
 )
 
 
-@data_app.command("list")
+@data.command("list")
 def list_datasets(data_dir: DataDir = Path("data"), as_json: AsJson = False) -> None:
     """Every data set: shape, classes, counts, size of the download, licence, and whether it is here.
 
@@ -53,7 +53,7 @@ def list_datasets(data_dir: DataDir = Path("data"), as_json: AsJson = False) -> 
     print_table("Data sets", columns, rows, "Images of your own: folder:PATH, one folder a class.")
 
 
-@data_app.command("info")
+@data.command("info")
 def info(
     name: Name,
     data_dir: DataDir = Path("data"),
@@ -67,8 +67,11 @@ def info(
 
     Example: bpc data info digits --out digits.png
     """
+    from pseudocoresets._io.files import require_writable
     from pseudocoresets.data import load_dataset
 
+    if out is not None:
+        require_writable(out)
     facts = _known(name, data_dir)
     if facts["here"] and name != "cifar10-c":
         dataset = load_dataset(name, data_dir, download=False)
@@ -82,12 +85,13 @@ def info(
         _print_facts(facts)
 
 
-@data_app.command("fetch")
+@data.command("fetch")
 def fetch(name: Name, data_dir: DataDir = Path("data"), as_json: AsJson = False) -> None:
     """Download a data set from its official address; what is already here is kept.
 
     Example: bpc data fetch mnist --data-dir data
     """
+    from pseudocoresets._io.files import require_writable_folder
     from pseudocoresets.core.errors import InputError
     from pseudocoresets.core.progress import for_stream
     from pseudocoresets.data import find_entry
@@ -95,6 +99,7 @@ def fetch(name: Name, data_dir: DataDir = Path("data"), as_json: AsJson = False)
     if name.startswith("folder:"):
         raise InputError("A folder of your own needs no fetching; use it as it is.")
     entry = find_entry(name)
+    require_writable_folder(data_dir)
     was_here = entry.is_present(data_dir)
     entry.fetch(data_dir, for_stream())
     if as_json:

@@ -11,6 +11,7 @@ import typer
 from pseudocoresets import presets
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json
+from pseudocoresets._io.files import require_writable_folder
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.data import load_dataset
 from pseudocoresets.sources.experts import ExpertSettings, train_experts
@@ -26,8 +27,12 @@ def experts(
     out: Annotated[Path, typer.Option("--out", "--experts", help="Folder to create, add to or resume.")] = Path(
         "experts"
     ),
-    count: Annotated[int | None, typer.Option("--expert-count", "--count", help="Experts to have in the end.")] = None,
-    population: Annotated[int | None, typer.Option("--population", help="Experts trained side by side.")] = None,
+    count: Annotated[
+        int | None, typer.Option("--expert-count", "--count", max=1_000_000, help="Experts to have in the end.")
+    ] = None,
+    population: Annotated[
+        int | None, typer.Option("--population", max=100_000, help="Experts trained side by side.")
+    ] = None,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
     seed: o.Seed = 0,
@@ -42,6 +47,7 @@ def experts(
     require_network(network)
     chosen = presets.preset(preset, dataset)
     settings = expert_settings(chosen, {**given["experts"], "seed": seed})
+    require_writable_folder(out)
     place = o.place_of(context, device)
     data = load_dataset(dataset, data_dir)
     with threads_for(data.shape):

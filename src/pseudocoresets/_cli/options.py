@@ -7,13 +7,15 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pseudocoresets.core.progress import for_stream
 from pseudocoresets.core.settings import alternatives, type_hints
-from pseudocoresets.workflows.place import Workplace, workplace
+
+if TYPE_CHECKING:
+    from pseudocoresets.workflows.place import Workplace
 
 DatasetName = Annotated[str, typer.Option("--dataset", help="Data set: a name ('bpc data list') or folder:PATH.")]
 DataDir = Annotated[Path, typer.Option("--data-dir", help="Folder that holds the data sets, or gets them.")]
@@ -26,16 +28,19 @@ MethodName = Annotated[
 ]
 ImagesPerClass = Annotated[int, typer.Option("--ipc", help="Images per class.")]
 ExpertsDir = Annotated[Path | None, typer.Option("--experts", help="Folder of expert trajectories.")]
-ExpertCount = Annotated[int | None, typer.Option("--expert-count", help="Number of experts.")]
+ExpertCount = Annotated[int | None, typer.Option("--expert-count", max=1_000_000, help="Number of experts.")]
 SamplerName = Annotated[str | None, typer.Option("--sampler", help="Sampler of the posterior; default: the preset's.")]
 Protocol = Annotated[str, typer.Option("--protocol", help="cold, point or expert.")]
 MethodOptions = Annotated[
     list[str] | None, typer.Option("--set", help="An option of the method, such as --set expert_epochs=0; repeatable.")
 ]
 CheckpointSeconds = Annotated[
-    float, typer.Option("--checkpoint-seconds", help="Time between two checkpoints, from which a killed run goes on.")
+    float,
+    typer.Option(
+        "--checkpoint-seconds", min=0, max=1e9, help="Time between two checkpoints, from which a killed run goes on."
+    ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+Seed = Annotated[int, typer.Option("--seed", min=-(2**63), max=2**63 - 1, help="Seed of everything random.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 PresetName = Annotated[
     str, typer.Option("--preset", help="Where settings not given here come from: quick, paper or a JSON file.")
@@ -53,6 +58,8 @@ class ProgramSettings:
     precision: str = "auto"
 
     def place(self, device: str) -> Workplace:
+        from pseudocoresets.workflows.place import workplace
+
         return workplace(device, self.precision, for_stream())
 
 

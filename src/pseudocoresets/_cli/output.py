@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from pseudocoresets.evaluation import METRICS
+from pseudocoresets._io.documents import json_text
 
 WIDTH_WITHOUT_TERMINAL = 120
 
 
 def print_json(document: Any) -> None:
-    typer.echo(json.dumps(document, indent=2))
+    typer.echo(json_text(document, indent=2))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
     """A table on standard output; the first column is text, the others are numbers."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=title, caption=caption or None, title_justify="left", caption_justify="left")
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index == 0 else "right")
@@ -33,6 +33,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 def print_metrics(title: str, metrics: Mapping[str, Any], caption: str = "") -> None:
     """A coreset's scores below those of its control."""
+    from pseudocoresets.evaluation import METRICS
+
     columns = ["", *(metric.title for metric in METRICS.values()), "BMA accuracy %", "BMA NLL"]
     rows = [
         ["random real images (control)", *_cells(metrics["control"])],
@@ -43,5 +45,7 @@ def print_metrics(title: str, metrics: Mapping[str, Any], caption: str = "") -> 
 
 def _cells(report: Mapping[str, Any]) -> list[str]:
     """Mean and deviation of each metric, and the average over all chains and samples."""
+    from pseudocoresets.evaluation import METRICS
+
     spreads = [metric.spread(report[name]["mean"], report[name]["std"]) for name, metric in METRICS.items()]
     return spreads + [METRICS[name].value(report["ensemble"][name]) for name in ("accuracy", "nll")]

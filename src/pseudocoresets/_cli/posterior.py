@@ -9,6 +9,7 @@ import typer
 
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_table
+from pseudocoresets._io.files import require_writable_folder
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.progress import for_stream
@@ -17,6 +18,7 @@ from pseudocoresets.workflows.study import Study, StudyRow, full_predictive, run
 
 SMALL_DATA = 200_000
 """Points times parameters; below, the work is in small products that one thread does best."""
+LARGEST_SIZE = 1_000_000
 COLUMNS = (
     "",
     "KL f||c",
@@ -43,13 +45,17 @@ def posterior(
         str, typer.Option("--methods", help="Methods, separated by commas.")
     ] = "cd,moments,gaussian-psvi,uniform,frank-wolfe,giga,sparse-vi",
     sizes: Annotated[str, typer.Option("--sizes", help="Coreset sizes, separated by commas.")] = "10,30,100",
-    points: Annotated[int, typer.Option("--points", help="Number of synthetic data.")] = 10000,
-    dimension: Annotated[int, typer.Option("--dimension", help="Number of synthetic features.")] = 10,
+    points: Annotated[int, typer.Option("--points", max=100_000_000, help="Number of synthetic data.")] = 10000,
+    dimension: Annotated[int, typer.Option("--dimension", max=100_000, help="Number of synthetic features.")] = 10,
     prior_scale: Annotated[
-        float, typer.Option("--prior-scale", help="Standard deviation of the Gaussian prior.")
+        float, typer.Option("--prior-scale", min=1e-9, max=1e9, help="Standard deviation of the Gaussian prior.")
     ] = 1.0,
-    draws: Annotated[int, typer.Option("--draws", help="NUTS draws of each of the four chains.")] = 1000,
-    seeds: Annotated[int, typer.Option("--seeds", help="Constructions of each coreset, each with its own seed.")] = 1,
+    draws: Annotated[
+        int, typer.Option("--draws", max=10_000_000, help="NUTS draws of each of the four chains.")
+    ] = 1000,
+    seeds: Annotated[
+        int, typer.Option("--seeds", max=10_000, help="Constructions of each coreset, each with its own seed.")
+    ] = 1,
     out: Annotated[Path | None, typer.Option("--out", help="Folder; default runs/posterior-DATA.")] = None,
     cache: Annotated[Path, typer.Option("--cache", help="Folder of reference posteriors.")] = Path(".cache/posterior"),
     demo: Annotated[bool, typer.Option("--demo", help="A small study that takes less than a minute.")] = False,
@@ -62,6 +68,8 @@ def posterior(
     """
     if demo:
         methods, sizes, draws, data = "cd,moments,gaussian-psvi,giga,uniform", "5,20", 300, "diabetes"
+    for folder in (cache, out or Path("runs")):
+        require_writable_folder(folder)
     loaded = load_posterior_data(data, model, target, points, dimension, prior_scale, seed)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if seeds < 1 or draws < 4:
@@ -80,9 +88,12 @@ def posterior(
 def parse_sizes(text: str) -> list[int]:
     """``"10,30"`` as numbers."""
     try:
-        return sorted({int(part) for part in text.split(",") if part.strip()})
+        sizes = sorted({int(part) for part in text.split(",") if part.strip()})
     except ValueError:
         raise InputError(f"Sizes are whole numbers separated by commas, such as 10,30,100; got '{text}'.") from None
+    if sizes and sizes[-1] > LARGEST_SIZE:
+        raise InputError(f"A coreset (--sizes) has at most {LARGEST_SIZE:,} points; got {sizes[-1]:.4g}.")
+    return sizes
 
 
 def _print(study: Study) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from pseudocoresets._io.documents import json_text
 
 
 def report(
@@ -21,7 +22,10 @@ def report(
 
     Example: bpc report runs/demo
     """
+    from pseudocoresets._io.files import require_writable
     from pseudocoresets._report import write_report
 
+    if out is not None:
+        require_writable(out)
     page = write_report(run_folder, out)
-    typer.echo(json.dumps({"report": str(page)}) if as_json else f"Wrote {page}")
+    typer.echo(json_text({"report": str(page)}) if as_json else f"Wrote {page}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pseudocoresets._cli import options as o
+from pseudocoresets._io.documents import json_text
 
 
 def show(
@@ -24,12 +24,14 @@ def show(
 
     Example: bpc show c.safetensors --out c.png
     """
+    from pseudocoresets._io.files import require_writable
     from pseudocoresets.coreset import Coreset
 
     picture = coreset_file.with_suffix(".png") if out is None else out
+    require_writable(picture)
     coreset = Coreset.load(coreset_file, data_dir=data_dir)
     coreset.show(picture)
     if as_json:
-        typer.echo(json.dumps({"picture": str(picture), "images": len(coreset)}))
+        typer.echo(json_text({"picture": str(picture), "images": len(coreset)}))
     else:
         typer.echo(f"Wrote {picture}")

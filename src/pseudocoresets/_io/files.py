@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from pseudocoresets._io.documents import json_text
 from pseudocoresets.core.errors import FileFormatError, InputError
 
 PART_SUFFIX = ".part"
@@ -23,8 +25,11 @@ PART_SUFFIX = ".part"
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place when the block ends without an exception."""
-    path = Path(path)
+    """A temporary path beside ``path`` that takes its place when the block ends without an exception.
+
+    A link is written through, and only a file is ever replaced.
+    """
+    path = _destination(path)
     make_folder(path.parent)
     try:
         handle, name = tempfile.mkstemp(prefix=_part_prefix(path), suffix=PART_SUFFIX, dir=path.parent)
@@ -56,7 +61,7 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
 
 def require_writable(path: str | os.PathLike[str]) -> None:
     """Find out before long work, not after it, that the file ``path`` cannot be written; nothing is left behind."""
-    path = Path(path)
+    path = _destination(path)
     if path.is_dir():
         raise InputError(f"'{path}' is a folder; give the name of a file to write.")
     require_writable_folder(path.parent)
@@ -64,7 +69,7 @@ def require_writable(path: str | os.PathLike[str]) -> None:
 
 def require_writable_folder(folder: str | os.PathLike[str]) -> None:
     """The same for a folder that may have to be created: try where its nearest existing parent is."""
-    folder = Path(folder)
+    folder = _destination(folder)
     existing = next(parent for parent in (folder, *folder.absolute().parents) if os.path.lexists(parent))
     try:
         with tempfile.TemporaryFile(dir=existing):
@@ -90,7 +95,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
-    write_text(path, json.dumps(content, indent=2) + "\n")
+    write_text(path, json_text(content, indent=2) + "\n")
 
 
 def finite_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,6 +142,21 @@ def read_tensors(
     except (KeyError, ValueError, TypeError):
         raise FileFormatError(f"'{path}' is a safetensors file, but not one that this library wrote.") from None
     return tensors, document
+
+
+def _destination(path: str | os.PathLike[str]) -> Path:
+    """Where ``path`` leads, through links; a device, a pipe or a socket there would be replaced, and is refused."""
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = stat.S_IFREG
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"Cannot write {str(path)!r}: {reason}. Choose another name.") from None
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InputError(f"'{path}' is a device, a pipe or a socket, which stays as it is; name a file or folder.")
+    return path.resolve() if path.is_symlink() else path
 
 
 def _part_prefix(path: Path) -> str:

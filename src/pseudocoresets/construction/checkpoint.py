@@ -14,6 +14,7 @@ from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import FileFormatError, InputError
 
 CHECKPOINT_SECONDS = 5.0
+LONGEST_SECONDS = 1e9
 BEFORE_ANNEALING = "before annealing."
 
 
@@ -26,6 +27,9 @@ class CheckpointKeeper:
 
     def __init__(self, path: str | os.PathLike[str] | None, seconds: float, fingerprint: str) -> None:
         self.path = None if path is None else Path(path)
+        if not 0 <= seconds <= LONGEST_SECONDS:
+            most = f"{LONGEST_SECONDS:g} seconds"
+            raise InputError(f"The time between checkpoints (--checkpoint-seconds) is 0 to {most}; got {seconds}.")
         self._seconds = seconds
         self._fingerprint = fingerprint
         self._saved = time.monotonic()

@@ -16,6 +16,7 @@ from pseudocoresets.construction.loop import image_task, learn, network_for
 from pseudocoresets.construction.rows import RowTask, method_name
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import Task, real_coreset
+from pseudocoresets.core.devices import resolve_device
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import AnyRows, as_rows
@@ -89,8 +90,8 @@ def construct(
     own = presets.preset(preset, data.name, ipc)
     if isinstance(method, str) and method in SELECTIONS:
         spec = None if source is None and network is None else network_for(source, network, data).spec
-        chosen = build_settings(ConstructionSettings, {"ipc": ipc, "initialisation": method, **settings}, WHOSE)
-        return real_coreset(data, chosen, spec, method)
+        chosen = build_settings(ConstructionSettings, {"ipc": ipc, **settings, "initialisation": method}, WHOSE)
+        return real_coreset(data, chosen, spec, method, experts=source, device=resolve_device(device))
     if isinstance(method, str):
         known = within_reach(own.method_options(method), source)
         method = build_gradient_method(method, {**known, **(method_options or {})})

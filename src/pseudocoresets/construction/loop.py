@@ -125,7 +125,9 @@ def learn(
     device = resolve_device(device)
     recorded = configuration(method, settings)
     start = (
-        about.start(settings, name, recorded) if initial is None else about.continued(initial, settings, name, recorded)
+        about.start(settings, name, recorded, device)
+        if initial is None
+        else about.continued(initial, settings, name, recorded)
     )
     problem = about.problem(settings, device, backend or choose_backend(device))
     learner = Learner(about.parameterisation(start, method, settings), method, settings, device)

@@ -71,7 +71,9 @@ class RowTask:
         """The problem at temperature one."""
         return row_problem(self.model, self.data, self.source)
 
-    def start(self, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any]) -> Coreset:
+    def start(
+        self, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any], device: torch.device
+    ) -> Coreset:
         """Informative points, moved till the Gaussian that they imply has the moments of the full posterior's."""
         form = starting_points(self.about, self.size, settings.seed, bool(settings.learn_weights))
         return self.coreset(form.start, method, settings.seed, recorded)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.settings import setting
+from pseudocoresets.core.settings import RATE, SCALE, SEED, SHARE, TEMPERATURE, Range, check_ranges, counted, setting
 
 OPTIMISERS = ("sgd", "adam")
 
@@ -20,13 +20,17 @@ class ConstructionSettings:
     they fall towards zero over the last part c of the iterations.
     """
 
-    ipc: int = setting(1, "Images per class.")
-    iterations: int = setting(1000, "Iterations of the construction.")
-    learning_rate: float = setting(100.0, "Learning rate of the images.")
-    momentum: float = setting(0.0, "Momentum of SGD on the images.")
+    ipc: int = setting(1, "Images per class.", within=counted(1e6))
+    iterations: int = setting(1000, "Iterations of the construction.", within=counted(1e9))
+    learning_rate: float = setting(100.0, "Learning rate of the images.", within=RATE)
+    momentum: float = setting(0.0, "Momentum of SGD on the images.", within=SHARE)
     optimiser: str = setting("sgd", "Of the images: sgd or adam.")
-    averaging: float = setting(0.0, "Return an average of the iterates that forgets at this rate, e.g. 0.99.")
-    annealing: float = setting(0.0, "Last part of the iterations, in which learning rates fall to zero, e.g. 0.5.")
+    averaging: float = setting(
+        0.0, "Return an average of the iterates that forgets at this rate, e.g. 0.99.", within=SHARE
+    )
+    annealing: float = setting(
+        0.0, "Last part of the iterations, in which learning rates fall to zero, e.g. 0.5.", within=Range(0, 1)
+    )
     initialisation: str = setting("random", "Selection of real images that the construction starts from.")
     augment: bool = setting(True, "Augment images, or see them as they are.")
     mixed_kinds: bool = setting(
@@ -39,25 +43,19 @@ class ConstructionSettings:
     learn_weights: bool | None = setting(
         None, "Learn the points' weights; default: only psvi does.", option="--learn-weights/--keep-weights"
     )
-    label_learning_rate: float = setting(1.0, "Learning rate of the labels, where they are learned.")
-    weight_learning_rate: float = setting(0.1, "Learning rate of the weights, where they are learned.")
+    label_learning_rate: float = setting(1.0, "Learning rate of the labels, where they are learned.", within=RATE)
+    weight_learning_rate: float = setting(0.1, "Learning rate of the weights, where they are learned.", within=RATE)
     temperature: float = setting(
-        1.0, "Posterior temperature; 1 is Bayes, less is colder.", own_option="--construction-temperature"
+        1.0,
+        "Posterior temperature; 1 is Bayes, less is colder.",
+        within=TEMPERATURE,
+        own_option="--construction-temperature",
     )
-    prior_scale: float = setting(1.0, "Standard deviation of the Gaussian prior.")
-    seed: int = setting(0, "Seed of everything random.")
+    prior_scale: float = setting(1.0, "Standard deviation of the Gaussian prior.", within=SCALE)
+    seed: int = setting(0, "Seed of everything random.", within=SEED)
 
     def __post_init__(self) -> None:
-        if self.ipc < 1:
-            raise InputError(f"Images per class must be at least 1; got {self.ipc}.")
-        if self.iterations < 1 or not self.learning_rate > 0:
-            raise InputError("A construction needs at least one iteration and a positive learning rate.")
-        if not 0 <= self.momentum < 1:
-            raise InputError(f"The momentum must lie between 0 and below 1; got {self.momentum}.")
-        if not 0 <= self.averaging < 1:
-            raise InputError(f"The averaging must lie between 0 and below 1; got {self.averaging}.")
-        if not 0 <= self.annealing <= 1:
-            raise InputError(f"The annealing is a part of the iterations, from 0 to 1; got {self.annealing}.")
+        check_ranges(self)
         if self.optimiser not in OPTIMISERS:
             raise InputError(f"The optimiser must be one of {', '.join(OPTIMISERS)}; got '{self.optimiser}'.")
         if self.weights not in ("full", "unit"):

@@ -19,6 +19,7 @@ from pseudocoresets.data.augmentation import AnyAugmentation, augmentation_for
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.methods import GradientMethod, Problem, RealData
 from pseudocoresets.methods.selection import SELECTIONS
+from pseudocoresets.methods.selection.selection import HOST
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, NetworkSpec
 from pseudocoresets.sources.experts import Experts
@@ -27,7 +28,9 @@ from pseudocoresets.sources.experts import Experts
 class Task(Protocol):
     """The full data, the model, and samples of their posterior."""
 
-    def start(self, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any]) -> Coreset:
+    def start(
+        self, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any], device: torch.device
+    ) -> Coreset:
         """Where the points begin."""
         ...
 
@@ -62,8 +65,10 @@ class ImageTask:
     augmentation: AnyAugmentation | None = None
     """Of the images; differentiable Siamese augmentation where none is given."""
 
-    def start(self, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any]) -> Coreset:
-        return real_coreset(self.data, settings, self.network.spec, method, recorded)
+    def start(
+        self, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any], device: torch.device
+    ) -> Coreset:
+        return real_coreset(self.data, settings, self.network.spec, method, recorded, self.experts, device)
 
     def continued(
         self, initial: Coreset, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any]
@@ -76,7 +81,7 @@ class ImageTask:
 
         @cache
         def real_data() -> RealData:
-            return RealData(data.train.images.to(device), data.train.labels.to(device), data.transform.to(device))
+            return RealData.of(data, device)
 
         return Problem(
             energy=Energy(Classifier(self.network, settings.prior_scale), len(data.train), settings.temperature),
@@ -113,9 +118,11 @@ def real_coreset(
     network: NetworkSpec | None,
     method: str,
     recorded: Mapping[str, Any] | None = None,
+    experts: Experts | None = None,
+    device: torch.device = HOST,
 ) -> Coreset:
     """Real images chosen by ``settings.initialisation``: where a construction starts, and the control."""
-    index = SELECTIONS[settings.initialisation](data.train, settings.ipc, settings.seed)
+    index = SELECTIONS[settings.initialisation].select(data, settings.ipc, settings.seed, experts, device)
     size = len(data.train)
     weights = uniform_weights(len(index), size) if settings.weights == "full" else torch.ones(len(index))
     return Coreset(

@@ -95,6 +95,28 @@ class Bar:
         self._bars.remove_task(self._task)
 
 
+class UntilLost:
+    """Another progress until it can no longer be shown, as when a terminal is closed; the work goes on in silence."""
+
+    def __init__(self, shown: Progress) -> None:
+        self.shown = shown
+
+    def start(self, task: str, total: int) -> None:
+        self._tell(lambda: self.shown.start(task, total))
+
+    def advance(self, amount: int = 1, note: str = "") -> None:
+        self._tell(lambda: self.shown.advance(amount, note))
+
+    def finish(self) -> None:
+        self._tell(self.shown.finish)
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        try:
+            what()
+        except (OSError, ValueError):
+            self.shown = Silent()
+
+
 @contextmanager
 def task(progress: Progress, name: str, total: int) -> Iterator[Progress]:
     """Start ``name`` and finish it even when the block raises."""
@@ -107,7 +129,7 @@ def task(progress: Progress, name: str, total: int) -> Iterator[Progress]:
 
 def for_stream(stream: TextIO | None = None) -> Progress:
     """A bar if ``stream`` (standard error unless given) is a terminal, plain lines otherwise."""
-    stream = sys.stderr if stream is None else stream
-    if stream.isatty():
-        return Bar(stream)
-    return Lines(lambda line: stream.write(line + "\n"))
+    chosen: TextIO | None = sys.stderr if stream is None else stream
+    if chosen is None or chosen.closed:
+        return Silent()
+    return UntilLost(Bar(chosen) if chosen.isatty() else Lines(lambda line: chosen.write(line + "\n")))

@@ -41,7 +41,7 @@ class AnyAugmentation(Protocol):
         """One for images (sources, steps, images, ...) whose steps are drawn apart; count = sources * images."""
 
     def draw_kind(self, kind: str, count: int, generator: torch.Generator) -> Transformation:
-        """The same as ``draw`` for a kind that was chosen elsewhere."""
+        """The same as ``draw`` for a kind that was chosen elsewhere; ``count`` 1 is one for all, however many."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Augmentation:
         return apply
 
     def draw_kind(self, kind: str, count: int, generator: torch.Generator) -> Transformation:
-        """Parameters of a given kind for ``count`` images."""
+        """Parameters of a given kind for ``count`` images; 1 is one set for all images, however many."""
         uniform = torch.rand(3, count, generator=generator, device=generator.device)
         apply, strengths = _APPLY[kind], self.strengths
         return lambda images: apply(images, uniform, strengths)
@@ -234,7 +234,7 @@ def _rotate(images: Tensor, uniform: Tensor, strengths: Strengths) -> Tensor:
 def _affine(images: Tensor, matrices: Tensor) -> Tensor:
     """Resample about the centre; ``matrices`` is (4, count) and maps output to input positions."""
     precise = torch.promote_types(images.dtype, torch.float32)  # half precision cannot place a pixel
-    theta = F.pad(matrices.T.reshape(-1, 2, 2), (0, 1)).to(precise)
+    theta = F.pad(matrices.T.reshape(-1, 2, 2), (0, 1)).to(precise).expand(len(images), -1, -1)
     grid = F.affine_grid(theta, list(images.shape), align_corners=True)
     moved = F.grid_sample(images.to(precise), grid, mode="bilinear", padding_mode="zeros", align_corners=True)
     return moved.to(images.dtype)

@@ -14,6 +14,10 @@ PAPER_NAMES = {
     "fkl": "bpc-fkl (sghmc)",
     "rkl": "bpc-rkl (sghmc)",
     "wasserstein": "bpc-w (sghmc)",
+    "herding": "herding",
+    "k-center": "k-center",
+    "forgetting": "forgetting",
+    "dm": "dm",
 }
 
 

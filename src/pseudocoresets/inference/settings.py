@@ -8,7 +8,7 @@ from typing import Any
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.options import written
 from pseudocoresets.core.registry import parse_name
-from pseudocoresets.core.settings import setting
+from pseudocoresets.core.settings import RATE, SCALE, SEED, SHARE, TEMPERATURE, check_ranges, counted, setting
 from pseudocoresets.kernels import KERNELS, SCHEDULES, AnyKernel, Cyclical
 
 PROTOCOLS = {
@@ -27,31 +27,28 @@ class SamplingSettings:
         "langevin",
         "Sampler of the posterior and its options, such as hmc:leapfrog_steps=5; a kernel's own step size is used.",
     )
-    chains: int = setting(5, "Independent posterior chains.")
-    steps: int = setting(1000, "Steps of each posterior chain.", option="--sampling-steps")
-    samples: int = setting(20, "Samples kept of each posterior chain.")
-    burn_in: float = setting(0.5, "Share of the steps before the first sample is kept.")
-    step_size: float = setting(0.03, "Step size of each posterior chain.", option="--sampling-step-size")
+    chains: int = setting(5, "Independent posterior chains.", within=counted(1e5))
+    steps: int = setting(1000, "Steps of each posterior chain.", within=counted(1e9), option="--sampling-steps")
+    samples: int = setting(20, "Samples kept of each posterior chain.", within=counted(1e6))
+    burn_in: float = setting(0.5, "Share of the steps before the first sample is kept.", within=SHARE)
+    step_size: float = setting(0.03, "Step size of each posterior chain.", within=RATE, option="--sampling-step-size")
     schedule: str = setting("constant", "Of the sampler's step size: constant, polynomial, cosine or cyclical.")
-    point_learning_rate: float = setting(0.02, "Learning rate of SGD under the protocol 'point'.")
-    temperature: float = setting(1.0, "Posterior temperature; 1 is Bayes, less is colder.")
-    prior_scale: float = setting(1.0, "Standard deviation of the Gaussian prior.")
+    point_learning_rate: float = setting(0.02, "Learning rate of SGD under the protocol 'point'.", within=RATE)
+    temperature: float = setting(1.0, "Posterior temperature; 1 is Bayes, less is colder.", within=TEMPERATURE)
+    prior_scale: float = setting(1.0, "Standard deviation of the Gaussian prior.", within=SCALE)
     augment: bool = setting(True, "Augment images, or see them as they are.")
     mixed_kinds: bool = setting(
         False,
         "Each image draws its own kind of augmentation, or all of a step the same.",
         option="--mixed-kinds/--one-kind",
     )
-    seed: int = setting(0, "Seed of everything random.")
+    seed: int = setting(0, "Seed of everything random.", within=SEED)
 
     def __post_init__(self) -> None:
-        if min(self.chains, self.steps, self.samples) < 1:
-            raise InputError("Sampling needs at least one chain, one step and one sample.")
+        check_ranges(self)
         if isinstance(self.sampler, str):
             KERNELS[parse_name(self.sampler, "sampler")[0]]
         SCHEDULES[self.schedule]
-        if not 0 <= self.burn_in < 1:
-            raise InputError(f"Burn-in is a fraction of the steps, from 0 to below 1; got {self.burn_in}.")
         if self.samples > self.steps - round(self.burn_in * self.steps):
             raise InputError(
                 f"{self.samples} samples do not fit into the steps after burn-in; raise 'steps' or lower 'samples'."

@@ -10,6 +10,7 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.settings import check_options
 from pseudocoresets.methods.bptt import BPTT
+from pseudocoresets.methods.condensation.distribution_matching import DistributionMatching
 from pseudocoresets.methods.contrastive import ContrastiveDivergence
 from pseudocoresets.methods.contrastive_wasserstein import ContrastiveWasserstein
 from pseudocoresets.methods.forward_kl import ForwardKL
@@ -54,6 +55,7 @@ __all__ = [
     "ContrastiveDivergence",
     "ContrastiveWasserstein",
     "CoresetMCMC",
+    "DistributionMatching",
     "ForwardKL",
     "ForwardKLByHMC",
     "ForwardKLByLaplace",
@@ -97,6 +99,7 @@ _METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     PseudocoresetVI,
     ContrastiveWasserstein,
     BPTT,
+    DistributionMatching,
     *SOLVERS,
 )
 METHODS: Registry[Callable[..., Method]] = Registry(

@@ -53,15 +53,12 @@ from pseudocoresets.core.state import STEP_SIZE, Motion, at_rest
 from pseudocoresets.gradients import GradientEstimator, Outcome, Terminal, build_gradient
 from pseudocoresets.gradients.learned import learned_tensors, with_gradient
 from pseudocoresets.kernels.kernel import positive_step_size
-from pseudocoresets.methods.estimator import require_at_least
+from pseudocoresets.methods.estimator import fresh_parameters, network_of, require_at_least
 from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss
 from pseudocoresets.methods.problem import Problem
-from pseudocoresets.models.classifier import Classifier
-from pseudocoresets.models.networks.network import Network
 
 POOL, VELOCITIES = "chains", "velocities"
 """The names under which the places of the chains (chains, parameters) and their velocities are carried."""
-SEED_BITS = 63
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ class BPTT(GradientMethod):
         again = [i for i in range(self.unrolls) if randomness.host.random() < self._restart_probability]
         if not again:
             return chains
-        fresh = at_rest(_cold_start(problem, self.unrolls, points.x, randomness))
+        fresh = at_rest(self._fresh(points, problem, randomness))
         for _ in range(self.burn_in // self.steps):
             fresh = self._moved_on(fresh, points, problem, randomness)
         return chains.replaced(again, fresh.of(again))
@@ -166,7 +163,7 @@ class BPTT(GradientMethod):
 
         ``unrolls`` of them in pieces of W steps, so that a device captures only one kind.
         """
-        moving = at_rest(_cold_start(problem, self.unrolls, points.x, randomness))
+        moving = at_rest(self._fresh(points, problem, randomness))
         aged = moving.of(list(range(len(ages))))
         for age in range(self.steps, max(ages) + 1, self.steps):
             moving = self._moved_on(moving, points, problem, randomness)
@@ -174,6 +171,9 @@ class BPTT(GradientMethod):
             if there:
                 aged = aged.replaced(there, moving.of(there))
         return aged
+
+    def _fresh(self, points: Points, problem: Problem, randomness: Randomness) -> Tensor:
+        return fresh_parameters(network_of(problem, self.name), self.unrolls, points.x, randomness)
 
     def first_ages(self) -> list[int]:
         """The ages, in steps, of the places in the pool that the first iteration finds."""
@@ -220,19 +220,3 @@ def _path_length(start: Tensor, end: Tensor) -> Tensor:
     """|| theta_W - theta_0 || (chains, 1), or what rounding can still tell apart where a chain did not move."""
     least = torch.finfo(end.dtype).eps ** 0.5 * end.norm(dim=-1, keepdim=True).clamp_min(1.0)
     return torch.maximum((end - start).norm(dim=-1, keepdim=True), least)
-
-
-def _cold_start(problem: Problem, chains: int, like: Tensor, randomness: Randomness) -> Tensor:
-    """Places (chains, parameters) as the network's own initialisation draws them."""
-    seed = randomness.host.getrandbits(SEED_BITS)
-    return _network(problem).initialise(seed, chains, like.device).to(like.dtype)
-
-
-def _network(problem: Problem) -> Network:
-    model = problem.energy.model
-    if not isinstance(model, Classifier):
-        raise InputError(
-            "The method 'bptt' starts chains from a network's initialisation; it needs a model that is a Classifier, "
-            f"got {type(model).__name__}."
-        )
-    return model.network

@@ -13,6 +13,10 @@ from pseudocoresets.gradients.learned import detached_leaves, learned_tensors, w
 from pseudocoresets.kernels import Langevin
 from pseudocoresets.methods.method import Loss
 from pseudocoresets.methods.problem import Problem
+from pseudocoresets.models.classifier import Classifier
+from pseudocoresets.models.networks import Network
+
+SEED_BITS = 63
 
 
 def descend(
@@ -142,6 +146,29 @@ def draw_kind(problem: Problem, wanted: bool, randomness: Randomness) -> str | N
     if not wanted or problem.augmentation is None:
         return None
     return randomness.host.choice(problem.augmentation.kinds)
+
+
+def shared_transformation(problem: Problem, randomness: Randomness) -> Transformation:
+    """One drawn augmentation, with one set of parameters for all images that it is applied to, or the identity."""
+    if problem.augmentation is None:
+        return lambda x: x
+    return problem.augmentation.draw_kind(randomness.host.choice(problem.augmentation.kinds), 1, randomness.device)
+
+
+def network_of(problem: Problem, method: str) -> Network:
+    """The network of a method that starts from its initialisation."""
+    model = problem.energy.model
+    if not isinstance(model, Classifier):
+        raise InputError(
+            f"The method '{method}' starts from a network's initialisation; it needs a model that is a Classifier, "
+            f"got {type(model).__name__}."
+        )
+    return model.network
+
+
+def fresh_parameters(network: Network, count: int, like: Tensor, randomness: Randomness) -> Tensor:
+    """Parameters (count, size) as the network's own initialisation draws them."""
+    return network.initialise(randomness.host.getrandbits(SEED_BITS), count, like.device).to(like.dtype)
 
 
 def require_at_least(method: str, **bounds: tuple[float, float]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from pseudocoresets.core.points import FullData, Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.source import Draw, PosteriorSource
 from pseudocoresets.data.augmentation import AnyAugmentation, Transformation
+from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.gradients import Descent
 from pseudocoresets.kernels import AnyKernel
 
@@ -31,6 +33,11 @@ class RealData:
         self._labels = labels
         self._transform = transform
 
+    @classmethod
+    def of(cls, data: Dataset, device: torch.device) -> RealData:
+        """The training images of a data set."""
+        return cls(data.train.images.to(device), data.train.labels.to(device), data.transform.to(device))
+
     def __len__(self) -> int:
         return len(self._labels)
 
@@ -42,6 +49,21 @@ class RealData:
     def batch(self, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
         device = randomness.device.device
         return self.rows(torch.randint(len(self), (size,), generator=randomness.device, device=device))
+
+    def class_batch(self, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
+        """``size`` random images of each class, or all where a class has fewer, class by class."""
+        keys = torch.rand(len(self), generator=randomness.device, device=self._labels.device, dtype=torch.float64)
+        return self.rows((self._labels + keys).argsort()[self._first_of_each_class(size)])
+
+    def _first_of_each_class(self, size: int) -> Tensor:
+        """Positions, in data sorted by class, of the first ``size`` of each."""
+        ends = self._class_sizes.cumsum(0)
+        firsts = [torch.arange(end - n, end - n + min(n, size)) for n, end in zip(self._class_sizes, ends, strict=True)]
+        return torch.cat(firsts).to(self._labels.device)
+
+    @cached_property
+    def _class_sizes(self) -> Tensor:
+        return self._labels.bincount().cpu()
 
     def rows(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels of chosen points."""
@@ -136,6 +158,13 @@ class Problem:
         if self.real_data is None:
             raise InputError(f"{method} needs the real data; give it to the problem.")
         return self.real_data().batch(size, randomness)
+
+    def real_class_batch(self, method: str, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of ``size`` random images of each class."""
+        real = None if self.real_data is None else self.real_data()
+        if not isinstance(real, RealData):
+            raise InputError(f"{method} needs the real data, images in classes; give them to the problem.")
+        return real.class_batch(size, randomness)
 
     def energies(self, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
         """E(x, theta_j) / n for each parameter set, with the labels and weights of ``points``."""

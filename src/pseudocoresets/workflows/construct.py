@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from pseudocoresets._io.documents import json_text
 from pseudocoresets._io.files import require_writable, write_text
 from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
 from pseudocoresets.construction.loop import (
@@ -99,7 +99,7 @@ def construct_plan(
     """
     if plan.method in SELECTIONS:
         network = network_for(experts, plan.network, data)
-        chosen = real_coreset(data, plan.construction, network.spec, plan.method)
+        chosen = real_coreset(data, plan.construction, network.spec, plan.method, experts=experts, device=place.device)
         return Construction(chosen, chosen, [])
     run = partial(
         run_construction,
@@ -123,12 +123,14 @@ def construct_plan(
 
 
 def write_log(path: str | Path, history: list[dict[str, float]]) -> None:
-    """One JSON document per line, one line per iteration."""
-    write_text(path, "".join(json.dumps(row) + "\n" for row in history))
+    """One JSON document a line, one line an iteration."""
+    write_text(path, "".join(json_text(row) + "\n" for row in history))
 
 
 def _who_needs(plan: Plan) -> str:
     drawing = plan.drawing_from_experts()
+    if drawing in SELECTIONS:
+        return f"The selection '{drawing}'"
     which = "" if drawing == plan.method else f", which the preset puts before '{plan.method}',"
     return f"The method '{drawing}'{which}"
 

@@ -60,8 +60,11 @@ class Plan:
         return self.protocol == "expert" or self.drawing_from_experts() is not None
 
     def drawing_from_experts(self) -> str | None:
-        """The first of its methods that draws from experts."""
+        """The first of its selections and methods that draws from experts."""
         stages: tuple[Stage | Plan, ...] = (*self.before, self)
+        first = stages[0].construction.initialisation
+        if SELECTIONS[first].needs_experts:
+            return first
         learned = (stage for stage in stages if stage.method not in SELECTIONS)
         drawing = (stage for stage in learned if build_gradient_method(stage.method, stage.method_options).needs_source)
         return next((stage.method for stage in drawing), None)
@@ -117,7 +120,7 @@ def make_plan(
         protocol=protocol,
         expert_count=chosen.expert_count if expert_count is None else expert_count,
         experts=expert_settings(chosen, {**(experts or {}), "seed": seed}),
-        construction=_construction({**chosen.construction_for(method), **initialisation, **own}),
+        construction=_construction({**chosen.construction_for(method), **own, **initialisation}),
         sampling=build_settings(
             SamplingSettings,
             {**chosen.sampling_by(sampler, built_by or method), **(sampling or {}), "seed": seed},

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from torch import Tensor
-
 from pseudocoresets.core.registry import Registry
-from pseudocoresets.data.dataset import Split
-from pseudocoresets.methods.selection.random import random_per_class, require_class_size
+from pseudocoresets.methods.selection.embeddings import Herding, KCenter
+from pseudocoresets.methods.selection.forgetting import Forgetting
+from pseudocoresets.methods.selection.random import Random, random_per_class
+from pseudocoresets.methods.selection.selection import Selection, require_class_size
 
-__all__ = ["SELECTIONS", "random_per_class", "require_class_size"]
+__all__ = [
+    "SELECTIONS",
+    "Forgetting",
+    "Herding",
+    "KCenter",
+    "Random",
+    "Selection",
+    "random_per_class",
+    "require_class_size",
+]
 
-SELECTIONS: Registry[Callable[[Split, int, int], Tensor]] = Registry("selection", {"random": random_per_class})
-"""Every selection by name: a function of (training data, images per class, seed) that returns indices."""
+_SELECTIONS: tuple[Selection, ...] = (Random(), Herding(), KCenter(), Forgetting())
+SELECTIONS: Registry[Selection] = Registry("selection", {each.name: each for each in _SELECTIONS})
+"""Every selection of real images by name."""

@@ -144,6 +144,24 @@ class Network:
         logits: Tensor = vmap(self._forward, in_dims=(0, images_dim))(theta, images)
         return logits
 
+    def features(self, theta: Tensor, images: Tensor) -> Tensor:
+        """The embeddings of images (batch, ...): the inputs (batch, features) of the last linear layer to be called."""
+        inputs: list[Tensor] = []
+
+        def keep(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+            inputs[:] = given[:1]
+
+        module = self._module_on(images.device)
+        hooks = [layer.register_forward_pre_hook(keep) for layer in module.modules() if isinstance(layer, nn.Linear)]
+        try:
+            self._forward(theta, images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not inputs:
+            raise InputError(f"The network '{self.spec.name}' has no linear layer whose inputs could be embeddings.")
+        return inputs[0].flatten(1)
+
     def module(self, theta: Tensor) -> nn.Module:
         """An ordinary module with these parameters, in evaluation mode, for use outside this library."""
         module = copy.deepcopy(self.prototype)

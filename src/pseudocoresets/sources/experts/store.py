@@ -21,7 +21,7 @@ from pseudocoresets._io.files import make_folder, read_json, write_json, write_t
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.core.settings import setting
+from pseudocoresets.core.settings import RATE, SEED, SHARE, check_ranges, counted, setting
 from pseudocoresets.core.source import Draw
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.models.networks import AnyNetwork, Network, as_network, from_spec, spec_from_json
@@ -36,22 +36,24 @@ _EXPERT_FILE = re.compile(r"expert-(\d{4,})\.safetensors")
 class ExpertSettings:
     """How an expert is trained: SGD on the full data with differentiable augmentation."""
 
-    epochs: int = setting(50, "Epochs of an expert.")
+    epochs: int = setting(50, "Epochs of an expert.", within=counted(1e6))
     batch_size: int | None = setting(
         None,
         "Images in a batch of an expert's SGD; default: 256, or a sixteenth of fewer data.",
+        within=counted(1e9),
         option="--expert-batch-size",
     )
-    learning_rate: float = setting(0.01, "Learning rate of an expert's SGD.", option="--expert-learning-rate")
-    momentum: float = setting(0.0, "Momentum of an expert's SGD.", option="--expert-momentum")
+    learning_rate: float = setting(
+        0.01, "Learning rate of an expert's SGD.", within=RATE, option="--expert-learning-rate"
+    )
+    momentum: float = setting(0.0, "Momentum of an expert's SGD.", within=SHARE, option="--expert-momentum")
     augment: bool = setting(
         True, "Augment images, or see them as they are.", own_option="--expert-augment/--no-expert-augment"
     )
-    seed: int = setting(0, "Seed of everything random.")
+    seed: int = setting(0, "Seed of everything random.", within=SEED)
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or not (self.batch_size is None or self.batch_size > 0) or not self.learning_rate > 0:
-            raise InputError("Experts need at least one epoch, a batch of at least one, and a positive learning rate.")
+        check_ranges(self)
 
 
 class TrainedOn(NamedTuple):

@@ -1,0 +1,1 @@
+"""Dataset condensation: synthetic data that train a network as the full data do, without a posterior in view."""

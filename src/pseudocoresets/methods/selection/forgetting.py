@@ -1,0 +1,59 @@
+"""Selection by what networks forget while they are trained (Toneva et al. 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.methods.problem import RealData
+from pseudocoresets.methods.selection.selection import HOST, Selection, members_by_class
+from pseudocoresets.sources.experts import Experts
+
+
+class Forgetting(Selection):
+    """Keeps the images of each class that experts forget most often; ties go to the lower index.
+
+    With c_e(i) whether an expert is right about training image i after epoch e = 1 .. E, the image's count is
+
+        f(i) = #{ e < E : c_e(i) and not c_{e+1}(i) },     or f(i) = E if c_e(i) holds for no e,
+
+    summed over the experts. An image that is never learned is thus more forgotten than any that is, as in the authors'
+    code. What an untrained network (e = 0) has right by chance is not learned, and does not count.
+    """
+
+    name: ClassVar[str] = "forgetting"
+    needs_experts: ClassVar[bool] = True
+
+    def select(
+        self, data: Dataset, ipc: int, seed: int, experts: Experts | None = None, device: torch.device = HOST
+    ) -> Tensor:
+        counts = forgetting_counts(data, self.trained(experts, data), device)
+        classes = members_by_class(data.train, ipc)
+        return torch.cat([members[counts[members].argsort(descending=True, stable=True)[:ipc]] for members in classes])
+
+
+def forgetting_counts(data: Dataset, experts: Experts, device: torch.device = HOST) -> Tensor:
+    """f(i) of every training image, summed over the experts."""
+    images = RealData.of(data, device)
+
+    def right(expert: int, epoch: int) -> Tensor:
+        theta = experts.snapshot(expert, epoch).to(device)
+        return torch.cat([experts.network.logits(theta, x).argmax(-1) == y for x, y in images.batches()])
+
+    epochs = range(1, experts.epochs + 1)
+    with torch.no_grad():
+        return sum(
+            (count_forgotten(right(expert, epoch) for epoch in epochs) for expert in range(len(experts))),
+            start=torch.zeros(len(images), dtype=torch.long),
+        )
+
+
+def count_forgotten(right: Iterable[Tensor]) -> Tensor:
+    """f(i) for one expert from c_1, c_2, ..., each (n,) and boolean."""
+    history = torch.stack(list(right)).cpu()
+    forgotten = (history[:-1] & ~history[1:]).sum(0)
+    return torch.where(history.any(0), forgotten, len(history))

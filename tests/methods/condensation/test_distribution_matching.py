@@ -1,0 +1,127 @@
+"""Distribution matching: its loss against a loop over classes, its gradient against finite differences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from methods_problems import DOUBLE, GaussianModel, gaussian_points, gradients, network_points, network_problem
+from torch import Tensor
+
+import pseudocoresets as pc
+from pseudocoresets.core.energy import Energy
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.data import Dataset
+from pseudocoresets.data.augmentation import KINDS, Augmentation
+from pseudocoresets.methods import DistributionMatching, Points, Problem, RealData
+from pseudocoresets.methods.estimator import fresh_parameters, network_of
+
+LABELS = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 0])
+
+
+def real_images() -> RealData:
+    generator = torch.Generator().manual_seed(0)
+    return RealData(torch.randn(10, 1, 8, 8, generator=generator, dtype=DOUBLE), LABELS, lambda images: images)
+
+
+def problem_with(augmentation: Augmentation | None = None) -> Problem:
+    real = real_images()
+    return replace(network_problem(augmentation=augmentation), source=None, real_data=lambda: real)
+
+
+def distance(points: Points, problem: Problem, seed: int = 3) -> Tensor:
+    return DistributionMatching().loss(points, problem, Randomness.for_purpose(seed)).value
+
+
+def hard_points() -> Points:
+    points = network_points()
+    return replace(points, y=torch.tensor([0, 1, 2, 0, 1, 2]), weights=torch.ones(6, dtype=DOUBLE))
+
+
+def test_loss_is_the_sum_over_classes_of_squared_distances_of_means() -> None:
+    """Batches that hold every image of a class; the second network is another one."""
+    problem, points = problem_with(), hard_points()
+    images, labels = next(real_images().batches())
+    losses = []
+    for seed in (3, 4):
+        network = network_of(problem, "dm")
+        module = network.module(fresh_parameters(network, 1, points.x, Randomness.for_purpose(seed))[0]).double()
+        embed = torch.nn.Sequential(module.features, module.flatten)
+        expected = sum(
+            (embed(images[labels == c]).mean(0) - embed(points.x[points.y == c]).mean(0)).square().sum()
+            for c in range(3)
+        )
+        losses.append(distance(points, problem, seed))
+        torch.testing.assert_close(losses[-1], expected, rtol=1e-6, atol=0)  # the module's parameters are float32
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_gradient_is_that_of_finite_differences(kind: str | None) -> None:
+    """In images, soft labels and weights, along random directions, under each kind of augmentation."""
+    problem = problem_with(None if kind is None else Augmentation((kind,)))
+    points = network_points()
+    found = gradients(distance(points, problem), points)
+    generator = torch.Generator().manual_seed(1)
+    for name, step in (("x", 1e-6), ("y", 1e-5), ("weights", 1e-4)):
+        value = getattr(points, name).detach()
+        direction = torch.randn(value.shape, generator=generator, dtype=DOUBLE)
+        ends = [
+            distance(replace(points, **{name: value + sign * step * direction}), problem).item() for sign in (1, -1)
+        ]
+        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(float((found[name] * direction).sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_real_and_synthetic_images_share_one_draw(kind: str) -> None:
+    """Synthetic images that are the real ones are at distance zero, whatever the augmentation is."""
+    images, labels = next(real_images().batches())
+    points = Points(images, labels, torch.ones(10, dtype=DOUBLE))
+    assert distance(points, problem_with(Augmentation((kind,)))).item() < 1e-20
+
+
+def test_a_class_without_images_is_left_out() -> None:
+    points = hard_points()
+    kept = points.y != 1
+    some = Points(points.x[kept], points.y[kept], points.weights[kept])
+    loss = distance(some, problem_with())
+    assert 0 < loss.item() < distance(points, problem_with()).item()
+    assert torch.isfinite(gradients(loss, some)["x"]).all()
+
+
+def test_class_batches_hold_distinct_images_of_every_class_as_often_as_the_others() -> None:
+    real, seen = real_images(), torch.zeros(10)
+    all_images, _ = next(real.batches())
+    for seed in range(300):
+        x, y = real.class_batch(2, Randomness.for_purpose(seed))
+        assert y.tolist() == [0, 0, 1, 1, 2, 2]
+        index = (x[:, None] == all_images).flatten(2).all(2).nonzero()[:, 1]
+        assert len(index.unique()) == 6
+        seen[index] += 1
+    expected = 600 / LABELS.bincount()[LABELS]
+    assert ((seen - expected).abs() < 5 * expected.sqrt()).all()
+    assert len(real.class_batch(9, Randomness.for_purpose(0))[1]) == 10
+
+
+def test_it_learns_images_without_experts(digits: Dataset) -> None:
+    """The distance under networks that it has not seen falls."""
+    settings = {"network": "convnet:width=8", "device": "cpu", "learning_rate": 1.0, "momentum": 0.5}
+    coresets = [pc.construct(digits, None, "dm", 1, iterations=n, **settings) for n in (1, 40)]
+    network = pc.models.networks.build_network("convnet:width=8", digits.shape, 10)
+    real = RealData.of(digits, torch.device("cpu"))
+    problem = Problem(Energy(pc.models.classifier.Classifier(network), len(real)), real_data=lambda: real)
+    first, last = (
+        sum(distance(coreset.points, problem, seed).item() for seed in range(100, 105)) for coreset in coresets
+    )
+    assert last < 0.5 * first
+
+
+def test_what_it_needs_is_named() -> None:
+    with pytest.raises(InputError, match="needs the real data"):
+        distance(hard_points(), replace(problem_with(), real_data=None))
+    with pytest.raises(InputError, match="'dm' starts from a network's initialisation"):
+        distance(gaussian_points(), replace(problem_with(), energy=Energy(GaussianModel(), 40)))
+    with pytest.raises(InputError, match="batch_size >= 1"):
+        DistributionMatching(batch_size=0)
