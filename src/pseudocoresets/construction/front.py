@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +12,10 @@ import torch
 from pseudocoresets import presets
 from pseudocoresets.backends import Backend
 from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
-from pseudocoresets.construction.loop import network_for, run_construction
-from pseudocoresets.construction.rows import construct_rows
+from pseudocoresets.construction.loop import image_task, learn, network_for
+from pseudocoresets.construction.rows import RowTask, method_name
 from pseudocoresets.construction.settings import ConstructionSettings
-from pseudocoresets.construction.tasks import real_coreset
+from pseudocoresets.construction.tasks import Task, real_coreset
 from pseudocoresets.core.devices import resolve_device
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
@@ -25,7 +26,7 @@ from pseudocoresets.core.source import PosteriorSource
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.augmentation import AnyAugmentation
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.methods import GradientMethod, Method, build_gradient_method
+from pseudocoresets.methods import GradientMethod, Method, Solver, build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.functions import as_smooth
 from pseudocoresets.models.networks import AnyNetwork
@@ -73,23 +74,15 @@ def construct(
         backend: How to compute; chosen for the device where none is given.
         settings: Those of ``ConstructionSettings``.
     """
+    learned = partial(
+        _learned, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds, initial=initial, progress=progress
+    )
     if not isinstance(data, Dataset):
         if model is None:
             raise InputError("Rows need a model: give it as model=..., such as LogisticRegression(features).")
-        return construct_rows(
-            as_rows(data),
-            as_smooth(model),
-            method,
-            size,
-            source=source,
-            preset=preset,
-            method_options=method_options,
-            checkpoint=checkpoint,
-            checkpoint_seconds=checkpoint_seconds,
-            initial=initial,
-            progress=progress,
-            **settings,
-        )
+        rows = RowTask(as_rows(data), as_smooth(model), size, source)
+        built, chosen = rows.chosen(method, preset, method_options or {}, settings)
+        return rows.solved(built, chosen) if isinstance(built, Solver) else learned(rows, built, chosen, device="cpu")
     if model is not None:
         raise InputError("Images are learned for a network; a model takes rows, such as Rows(x, y).")
     if source is not None and not isinstance(source, Experts):
@@ -105,21 +98,12 @@ def construct(
     if not isinstance(method, GradientMethod):
         raise InputError("Images are learned by gradient methods; a solver finds rows for a model.")
     chosen = build_settings(ConstructionSettings, {**own.construction_for(method.name), "ipc": ipc, **settings}, WHOSE)
-    made = run_construction(
-        data,
-        source,
-        method.name or type(method).__name__,
-        method,
-        chosen,
-        network=network,
-        augmentation=augmentation,
-        checkpoint=checkpoint,
-        checkpoint_seconds=checkpoint_seconds,
-        initial=initial,
-        device=device,
-        backend=backend,
-        progress=progress,
-    )
+    about = image_task(data, source, network, method_name(method), method, augmentation)
+    return learned(about, method, chosen, device=device, backend=backend)
+
+
+def _learned(about: Task, method: GradientMethod, settings: ConstructionSettings, **how: Any) -> Coreset:
+    made = learn(about, method_name(method), method, settings, **how)
     made.discard_checkpoint()
     return made.coreset
 

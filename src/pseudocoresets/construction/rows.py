@@ -12,15 +12,12 @@ import torch
 
 from pseudocoresets import presets
 from pseudocoresets.backends import Backend
-from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
-from pseudocoresets.construction.loop import learn
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import renamed
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.points import FullData, Points
-from pseudocoresets.core.progress import Progress
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.core.source import PosteriorSource
 from pseudocoresets.coreset import Coreset
@@ -33,54 +30,8 @@ ROWS = "rows"
 """What data that are rows are called where nobody names them, and in presets."""
 
 
-def construct_rows(
-    data: FullData,
-    model: SmoothModel,
-    method: str | Method = "cd",
-    size: int = 20,
-    *,
-    source: PosteriorSource | None = None,
-    name: str = ROWS,
-    preset: str | os.PathLike[str] | Preset = "quick",
-    method_options: Mapping[str, Any] | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    initial: Coreset | None = None,
-    progress: Progress | None = None,
-    **settings: Any,
-) -> Coreset:
-    """A coreset of ``size`` rows whose posterior under ``model`` stands for that of all ``data``.
-
-    Args:
-        source: Samples of the full posterior; draws of the Gaussian nearest to it where none is given.
-        preset: Where options and settings that are not given come from; its data set is called ``rows``.
-        method_options: Of a method that is named.
-        settings: Those of ``ConstructionSettings``.
-    """
-    check_data(model, data)
-    own = presets.preset(preset, ROWS, 1)
-    built = method
-    if isinstance(built, str):
-        built = build_method(built, {**own.method_options(built), **(method_options or {})})
-    called = built.name or type(built).__name__
-    chosen = build_settings(ConstructionSettings, {**own.construction_for(called), **settings}, "The construction")
-    task = RowTask(data, model, size, source, name)
-    if isinstance(built, Solver):
-        recorded: dict[str, Any] = {"method": asdict(built)} if is_dataclass(built) else {}
-        return task.coreset(built.solve(task.about, size, chosen.seed), called, chosen.seed, recorded)
-    made = learn(
-        task,
-        called,
-        built,
-        chosen,
-        checkpoint=checkpoint,
-        checkpoint_seconds=checkpoint_seconds,
-        initial=initial,
-        device="cpu",
-        progress=progress,
-    )
-    made.discard_checkpoint()
-    return made.coreset
+def method_name(method: Method) -> str:
+    return method.name or type(method).__name__
 
 
 @dataclass(frozen=True)
@@ -92,6 +43,28 @@ class RowTask:
     size: int
     source: PosteriorSource | None = None
     name: str = ROWS
+
+    def __post_init__(self) -> None:
+        check_data(self.model, self.data)
+
+    def chosen(
+        self,
+        method: str | Method,
+        preset: str | os.PathLike[str] | Preset,
+        options: Mapping[str, Any],
+        settings: Mapping[str, Any],
+    ) -> tuple[Method, ConstructionSettings]:
+        """The method and the settings, with the preset's for rows where others are not given."""
+        own = presets.preset(preset, ROWS, 1)
+        built = build_method(method, {**own.method_options(method), **options}) if isinstance(method, str) else method
+        given = {**own.construction_for(method_name(built)), **settings}
+        return built, build_settings(ConstructionSettings, given, "The construction")
+
+    def solved(self, solver: Solver, settings: ConstructionSettings) -> Coreset:
+        """What a solver finds, which needs no construction loop."""
+        recorded: dict[str, Any] = {"method": asdict(solver)} if is_dataclass(solver) else {}
+        points = solver.solve(self.about, self.size, settings.seed)
+        return self.coreset(points, method_name(solver), settings.seed, recorded)
 
     @cached_property
     def about(self) -> Problem:

@@ -123,7 +123,7 @@ def construct_plan(
 
 
 def write_log(path: str | Path, history: list[dict[str, float]]) -> None:
-    """One JSON document per line, one line per iteration."""
+    """One JSON document a line, one line an iteration."""
     write_text(path, "".join(json_text(row) + "\n" for row in history))
 
 
