@@ -50,7 +50,7 @@ def list_datasets(data_dir: DataDir = Path("data"), as_json: AsJson = False) -> 
         for each in facts
     ]
     columns = ("name", "shape", "classes", "train", "test", "download", "licence", "here")
-    print_table("Data sets", columns, rows, "Images of your own: folder:PATH, one folder a class.")
+    print_table("Data sets", columns, rows, "Images of your own: folder:PATH, one folder per class.")
 
 
 @data.command("info")
@@ -146,7 +146,7 @@ def _measured(dataset: Dataset) -> dict[str, Any]:
 
 
 def _save_samples(dataset: Dataset, path: Path) -> Path:
-    """The first training images of each class, one row a class; at most the first classes of many."""
+    """The first training images of each class, one row per class; at most the first classes of many."""
     from pseudocoresets._io.pictures import save_class_rows
 
     classes = dataset.classes[:CLASSES_SHOWN]

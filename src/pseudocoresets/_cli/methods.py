@@ -25,7 +25,7 @@ def methods(json: o.AsJson = False) -> None:
     from pseudocoresets.methods.selection import SELECTIONS
 
     facts = [_facts(name, METHODS[name]) for name in METHODS]
-    facts += [_facts(name, SELECTIONS[name]) | {"options": {}} for name in SELECTIONS if name not in METHODS]
+    facts += [_facts(name, type(SELECTIONS[name])) | {"options": {}} for name in SELECTIONS if name not in METHODS]
     if json:
         print_json(facts)
         return

@@ -20,7 +20,7 @@ def show(
     data_dir: o.DataDir = Path("data"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a line.")] = False,
 ) -> None:
-    """Write a picture of a coreset: one row a class, its name at the side, in true pixel space.
+    """Write a picture of a coreset: one row per class, its name at the side, in true pixel space.
 
     Example: bpc show c.safetensors --out c.png
     """
