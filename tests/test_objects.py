@@ -143,3 +143,10 @@ def test_what_is_no_model_is_refused() -> None:
         pc.construct((torch.randn(9, 2), torch.randn(9)), model=object(), size=2)  # type: ignore[arg-type]
     with pytest.raises(pc.InputError, match="Rows need a model"):
         pc.construct((torch.randn(9, 2), torch.randn(9)), size=2)
+
+
+def test_the_last_versions_name_for_the_source_works_with_a_warning(digits: Dataset, experts: Experts) -> None:
+    few: dict[str, Any] = {"ipc": 1, "iterations": 1, "device": "cpu"}
+    with pytest.warns(FutureWarning, match=r"source=\.\.\."):
+        old = pc.construct(digits, experts=experts, **few)
+    assert torch.equal(old.x, pc.construct(digits, source=experts, **few).x)

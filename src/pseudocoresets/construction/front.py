@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import Task, real_coreset
 from pseudocoresets.core.devices import resolve_device
 from pseudocoresets.core.energy import Model
-from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.errors import InputError, RenamedWarning
 from pseudocoresets.core.points import AnyRows, as_rows
 from pseudocoresets.core.progress import Progress
 from pseudocoresets.core.settings import build_settings
@@ -74,6 +75,11 @@ def construct(
         backend: How to compute; chosen for the device where none is given.
         settings: Those of ``ConstructionSettings``.
     """
+    if "experts" in settings:
+        warnings.warn(
+            "construct takes experts as source=...; experts=... goes with the next version.", RenamedWarning, 2
+        )
+        source = settings.pop("experts")
     learned = partial(
         _learned, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds, initial=initial, progress=progress
     )
