@@ -131,7 +131,8 @@ def learn(
     )
     problem = about.problem(settings, device, backend or choose_backend(device))
     learner = Learner(about.parameterisation(start, method, settings), method, settings, device)
-    keeper = CheckpointKeeper(checkpoint, checkpoint_seconds, run_identity(about, name, method, settings, start))
+    identity = "" if checkpoint is None else run_identity(about, name, method, settings, start)
+    keeper = CheckpointKeeper(checkpoint, checkpoint_seconds, identity)
     keeper.restore(learner, settings)
     first, began = learner.iteration, time.monotonic()
     with PeakMemory(device) as memory, threads_for(start.x.shape[1:]):

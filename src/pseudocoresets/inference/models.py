@@ -14,7 +14,7 @@ from pseudocoresets.core.seeds import generator_for
 from pseudocoresets.core.targets import posterior_target, whitened_target
 from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.inference.settings import SamplingSettings
-from pseudocoresets.kernels import KERNELS, AnyKernel, sample_chains
+from pseudocoresets.kernels import AnyKernel, build_kernel, sample_chains
 from pseudocoresets.kernels.diagnostics import bulk_ess, rank_r_hat
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.models.functions import as_smooth
@@ -54,7 +54,7 @@ def sample_model_posterior(
     """
     if model.size <= LARGEST_WHITENED:
         model = as_smooth(model)
-    kernel = KERNELS[sampler](step_size=step_size or WHITENED_STEP_SIZE) if isinstance(sampler, str) else sampler
+    kernel = build_kernel(sampler, step_size or WHITENED_STEP_SIZE)
     steps = samples * thin + warmup
     settings = SamplingSettings(
         sampler if isinstance(sampler, str) else type(kernel).__name__.lower(),
