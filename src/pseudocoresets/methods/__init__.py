@@ -11,6 +11,10 @@ from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.settings import check_options
 from pseudocoresets.methods.bptt import BPTT
 from pseudocoresets.methods.condensation.distribution_matching import DistributionMatching
+from pseudocoresets.methods.condensation.feature_alignment import FeatureAlignment
+from pseudocoresets.methods.condensation.gradient_matching import GradientMatching
+from pseudocoresets.methods.condensation.siamese_feature_alignment import SiameseFeatureAlignment
+from pseudocoresets.methods.condensation.siamese_gradient_matching import SiameseGradientMatching
 from pseudocoresets.methods.contrastive import ContrastiveDivergence
 from pseudocoresets.methods.contrastive_wasserstein import ContrastiveWasserstein
 from pseudocoresets.methods.forward_kl import ForwardKL
@@ -56,6 +60,7 @@ __all__ = [
     "ContrastiveWasserstein",
     "CoresetMCMC",
     "DistributionMatching",
+    "FeatureAlignment",
     "ForwardKL",
     "ForwardKLByHMC",
     "ForwardKLByLaplace",
@@ -63,6 +68,7 @@ __all__ = [
     "GaussianPSVI",
     "GaussianReverseKL",
     "Giga",
+    "GradientMatching",
     "GradientMethod",
     "Hyperparameter",
     "LaplaceWasserstein",
@@ -75,6 +81,8 @@ __all__ = [
     "QuasiNewton",
     "RealData",
     "ReverseKL",
+    "SiameseFeatureAlignment",
+    "SiameseGradientMatching",
     "Solver",
     "SparseVI",
     "Uniform",
@@ -100,6 +108,10 @@ _METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     ContrastiveWasserstein,
     BPTT,
     DistributionMatching,
+    GradientMatching,
+    SiameseGradientMatching,
+    FeatureAlignment,
+    SiameseFeatureAlignment,
     *SOLVERS,
 )
 METHODS: Registry[Callable[..., Method]] = Registry(
