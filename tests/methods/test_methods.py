@@ -38,6 +38,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "psvi": {"steps": 2, "samples": 3, "langevin_steps": 1, "batch_size": 16},
     "bptt": {"steps": 2, "horizon": 6, "chains": 2, "batch_size": 16},
     "dm": {"batch_size": 16},
+    "mtt": {"steps": 2},
 }
 
 

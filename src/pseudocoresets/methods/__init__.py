@@ -11,6 +11,7 @@ from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.settings import check_options
 from pseudocoresets.methods.bptt import BPTT
 from pseudocoresets.methods.condensation.distribution_matching import DistributionMatching
+from pseudocoresets.methods.condensation.trajectory_matching import TrajectoryMatching
 from pseudocoresets.methods.contrastive import ContrastiveDivergence
 from pseudocoresets.methods.contrastive_wasserstein import ContrastiveWasserstein
 from pseudocoresets.methods.forward_kl import ForwardKL
@@ -77,6 +78,7 @@ __all__ = [
     "ReverseKL",
     "Solver",
     "SparseVI",
+    "TrajectoryMatching",
     "Uniform",
     "Wasserstein",
     "build_gradient_method",
@@ -100,6 +102,7 @@ _METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     ContrastiveWasserstein,
     BPTT,
     DistributionMatching,
+    TrajectoryMatching,
     *SOLVERS,
 )
 METHODS: Registry[Callable[..., Method]] = Registry(
