@@ -42,6 +42,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "dsa": {"batch_size": 16, "matches": 3, "epochs": 2},
     "cafe": {"batch_size": 16, "watched_images": 8, "most_epochs": 2},
     "cafe-dsa": {"batch_size": 16, "watched_images": 8, "most_epochs": 2},
+    "mtt": {"steps": 2},
 }
 
 

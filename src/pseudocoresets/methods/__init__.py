@@ -15,6 +15,7 @@ from pseudocoresets.methods.condensation.feature_alignment import FeatureAlignme
 from pseudocoresets.methods.condensation.gradient_matching import GradientMatching
 from pseudocoresets.methods.condensation.siamese_feature_alignment import SiameseFeatureAlignment
 from pseudocoresets.methods.condensation.siamese_gradient_matching import SiameseGradientMatching
+from pseudocoresets.methods.condensation.trajectory_matching import TrajectoryMatching
 from pseudocoresets.methods.contrastive import ContrastiveDivergence
 from pseudocoresets.methods.contrastive_wasserstein import ContrastiveWasserstein
 from pseudocoresets.methods.forward_kl import ForwardKL
@@ -85,6 +86,7 @@ __all__ = [
     "SiameseGradientMatching",
     "Solver",
     "SparseVI",
+    "TrajectoryMatching",
     "Uniform",
     "Wasserstein",
     "build_gradient_method",
@@ -112,6 +114,7 @@ _METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     SiameseGradientMatching,
     FeatureAlignment,
     SiameseFeatureAlignment,
+    TrajectoryMatching,
     *SOLVERS,
 )
 METHODS: Registry[Callable[..., Method]] = Registry(
