@@ -10,7 +10,9 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.settings import check_options
 from pseudocoresets.methods.bptt import BPTT
+from pseudocoresets.methods.condensation.dataset_distillation import DatasetDistillation
 from pseudocoresets.methods.condensation.distribution_matching import DistributionMatching
+from pseudocoresets.methods.condensation.label_distillation import LabelDistillation
 from pseudocoresets.methods.condensation.trajectory_matching import TrajectoryMatching
 from pseudocoresets.methods.contrastive import ContrastiveDivergence
 from pseudocoresets.methods.contrastive_wasserstein import ContrastiveWasserstein
@@ -56,6 +58,7 @@ __all__ = [
     "ContrastiveDivergence",
     "ContrastiveWasserstein",
     "CoresetMCMC",
+    "DatasetDistillation",
     "DistributionMatching",
     "ForwardKL",
     "ForwardKLByHMC",
@@ -66,6 +69,7 @@ __all__ = [
     "Giga",
     "GradientMethod",
     "Hyperparameter",
+    "LabelDistillation",
     "LaplaceWasserstein",
     "Loss",
     "Method",
@@ -103,6 +107,8 @@ _METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     BPTT,
     DistributionMatching,
     TrajectoryMatching,
+    DatasetDistillation,
+    LabelDistillation,
     *SOLVERS,
 )
 METHODS: Registry[Callable[..., Method]] = Registry(
