@@ -184,10 +184,16 @@ def options_by_method(items: Iterable[str], methods: Sequence[str]) -> dict[str,
             raise InputError(f"'--set {key}' is for the method '{method}', which is not one of {', '.join(methods)}.")
         takers = [method] if dot else [name for name in methods if _takes(name, option)]
         if not takers:
-            raise InputError(f"None of {', '.join(methods)} has the option '{option}'.")
+            raise InputError(f"None of {', '.join(methods)} has the option '{option}'. {_known_options(methods)}")
         for name in takers:
             found[name][option] = value
     return found
+
+
+def _known_options(methods: Sequence[str]) -> str:
+    """The options of several methods in words."""
+    known = {name: ", ".join(inspect.signature(METHODS[name]).parameters) for name in methods if name in METHODS}
+    return " ".join(f"Those of {name}: {options or 'none'}." for name, options in known.items())
 
 
 def _takes(method: str, option: str) -> bool:
