@@ -12,7 +12,12 @@ from pseudocoresets.core.settings import check_options
 from pseudocoresets.methods.bptt import BPTT
 from pseudocoresets.methods.condensation.dataset_distillation import DatasetDistillation
 from pseudocoresets.methods.condensation.distribution_matching import DistributionMatching
+from pseudocoresets.methods.condensation.feature_alignment import FeatureAlignment
+from pseudocoresets.methods.condensation.gradient_matching import GradientMatching
+from pseudocoresets.methods.condensation.kernel_inducing_points import KernelInducingPoints
 from pseudocoresets.methods.condensation.label_distillation import LabelDistillation
+from pseudocoresets.methods.condensation.siamese_feature_alignment import SiameseFeatureAlignment
+from pseudocoresets.methods.condensation.siamese_gradient_matching import SiameseGradientMatching
 from pseudocoresets.methods.condensation.trajectory_matching import TrajectoryMatching
 from pseudocoresets.methods.contrastive import ContrastiveDivergence
 from pseudocoresets.methods.contrastive_wasserstein import ContrastiveWasserstein
@@ -60,6 +65,7 @@ __all__ = [
     "CoresetMCMC",
     "DatasetDistillation",
     "DistributionMatching",
+    "FeatureAlignment",
     "ForwardKL",
     "ForwardKLByHMC",
     "ForwardKLByLaplace",
@@ -67,8 +73,10 @@ __all__ = [
     "GaussianPSVI",
     "GaussianReverseKL",
     "Giga",
+    "GradientMatching",
     "GradientMethod",
     "Hyperparameter",
+    "KernelInducingPoints",
     "LabelDistillation",
     "LaplaceWasserstein",
     "Loss",
@@ -80,6 +88,8 @@ __all__ = [
     "QuasiNewton",
     "RealData",
     "ReverseKL",
+    "SiameseFeatureAlignment",
+    "SiameseGradientMatching",
     "Solver",
     "SparseVI",
     "TrajectoryMatching",
@@ -106,9 +116,14 @@ _METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     ContrastiveWasserstein,
     BPTT,
     DistributionMatching,
+    GradientMatching,
+    SiameseGradientMatching,
+    FeatureAlignment,
+    SiameseFeatureAlignment,
     TrajectoryMatching,
     DatasetDistillation,
     LabelDistillation,
+    KernelInducingPoints,
     *SOLVERS,
 )
 METHODS: Registry[Callable[..., Method]] = Registry(
