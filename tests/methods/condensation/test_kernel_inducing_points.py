@@ -181,7 +181,7 @@ def test_gradient_is_that_of_finite_differences(kernel: str) -> None:
 
 
 def test_loss_is_that_of_ridge_regression_in_its_own_words() -> None:
-    """f = sum_j a_j Theta(., x_j) minimises sum_j w_j (f(x_j) - y_j)^2 / w_mean + ridge t || f ||^2: its slope is zero."""
+    """f = sum_j a_j Theta(., x_j) minimises sum_j w_j (f(x_j) - y_j)^2 / w_mean + ridge t || f ||^2."""
     problem, points = problem_with(), network_points(learned=False)
     method = KernelInducingPoints(ridge=0.05, batch_size=8)
     kernel = InfiniteConvNet((Block(), Block()))

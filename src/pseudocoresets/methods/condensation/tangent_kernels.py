@@ -13,8 +13,8 @@ kernels Theta between position p of x and p' of x', starting at K = x_p . x'_p' 
     pooling       both averaged over the window of p and that of p'
     linear        K <- sigma_w^2 mean_p K(p, p) + sigma_b^2,         Theta <- K + sigma_w^2 mean_p Theta(p, p)
 
-with d the nine shifts of the filter, zero outside the image, s = sqrt(K_x(p, p) K_x'(p', p')), cos a = K(p, p') / s, and
-the K in Theta that of the same layer. A pair of images costs the square of their pixels.
+with d the nine shifts of the filter, zero outside the image, s = sqrt(K_x(p, p) K_x'(p', p')), cos a = K(p, p') / s,
+and the K in Theta that of the same layer. A pair of images costs the square of their pixels.
 """
 
 from __future__ import annotations
