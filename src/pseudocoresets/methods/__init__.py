@@ -10,9 +10,12 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.settings import check_options
 from pseudocoresets.methods.bptt import BPTT
+from pseudocoresets.methods.condensation.dataset_distillation import DatasetDistillation
 from pseudocoresets.methods.condensation.distribution_matching import DistributionMatching
 from pseudocoresets.methods.condensation.feature_alignment import FeatureAlignment
 from pseudocoresets.methods.condensation.gradient_matching import GradientMatching
+from pseudocoresets.methods.condensation.kernel_inducing_points import KernelInducingPoints
+from pseudocoresets.methods.condensation.label_distillation import LabelDistillation
 from pseudocoresets.methods.condensation.siamese_feature_alignment import SiameseFeatureAlignment
 from pseudocoresets.methods.condensation.siamese_gradient_matching import SiameseGradientMatching
 from pseudocoresets.methods.condensation.trajectory_matching import TrajectoryMatching
@@ -60,6 +63,7 @@ __all__ = [
     "ContrastiveDivergence",
     "ContrastiveWasserstein",
     "CoresetMCMC",
+    "DatasetDistillation",
     "DistributionMatching",
     "FeatureAlignment",
     "ForwardKL",
@@ -72,6 +76,8 @@ __all__ = [
     "GradientMatching",
     "GradientMethod",
     "Hyperparameter",
+    "KernelInducingPoints",
+    "LabelDistillation",
     "LaplaceWasserstein",
     "Loss",
     "Method",
@@ -115,6 +121,9 @@ _METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     FeatureAlignment,
     SiameseFeatureAlignment,
     TrajectoryMatching,
+    DatasetDistillation,
+    LabelDistillation,
+    KernelInducingPoints,
     *SOLVERS,
 )
 METHODS: Registry[Callable[..., Method]] = Registry(
