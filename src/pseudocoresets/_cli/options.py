@@ -43,7 +43,8 @@ CheckpointSeconds = Annotated[
 Seed = Annotated[int, typer.Option("--seed", min=-(2**63), max=2**63 - 1, help="Seed of everything random.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 PresetName = Annotated[
-    str, typer.Option("--preset", help="Where settings not given here come from: quick, paper, published or a JSON file.")
+    str,
+    typer.Option("--preset", help="Where settings not given here come from: quick, paper, published or a JSON file."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 

@@ -221,7 +221,7 @@ def attack_chains(
 ) -> Robustness:
     """Attack each chain alone, and the average of all, on the first ``images`` of ``split``.
 
-    Of each chain, ``samples_per_chain`` samples spaced evenly are the model, for the attack and for its judgement alike.
+    Of each chain, ``samples_per_chain`` evenly spaced samples are the model, for the attack and its judgement alike.
     """
     kept = samples.parameters.shape[1]
     count = min(samples_per_chain, kept)

@@ -2,8 +2,8 @@
 
 cold     chains start from a fresh random initialisation and see only the coreset (the honest one, and the default)
 point    one network for each chain, trained on the coreset from scratch by SGD with momentum
-expert   chains start from an expert's snapshot, the last one unless ``start_epoch`` says otherwise; the full data leaks in
-         through it, so a control belongs beside it
+expert   chains start from an expert's snapshot, the last one unless ``start_epoch`` says otherwise; the full data
+         leaks in through it, so a control belongs beside it
 """
 
 from __future__ import annotations
@@ -254,8 +254,8 @@ def chain_starts(
 ) -> PosteriorSamples:
     """Where the chains of a protocol begin, as samples: what is known before the coreset has said anything.
 
-    Under ``expert`` these are the experts alone; elsewhere fresh initialisations. The coreset gives the transform of the
-    images, and nothing else.
+    Under ``expert`` these are the experts alone; elsewhere fresh initialisations. The coreset gives the transform of
+    the images, and nothing else.
     """
     positions = _start_positions(start, network, experts, settings, device)
     model = Classifier(network, settings.prior_scale)

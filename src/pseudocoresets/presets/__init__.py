@@ -21,8 +21,8 @@ from pseudocoresets.core.errors import InputError
 __all__ = ["PRESETS", "Before", "Preset", "preset"]
 
 PRESETS = ("quick", "paper", "published")
-"""``quick`` gives a useful answer in a minute or two on a laptop; ``paper``, our best on the paper's data, wants a GPU, and
-so does ``published``, the paper's own method with the paper's own settings."""
+"""``quick`` gives a useful answer in a minute or two on a laptop. ``paper``, our best on the paper's data, wants a GPU;
+so does ``published``, the paper's own method with its own settings."""
 NUMBER_PER_IPC = "times_ipc"
 LEVELS = dict.fromkeys(("experts", "construction", "sampling"), 1) | dict.fromkeys(
     ("by_sampler", "by_protocol", "sampling_for", "methods", "learning"), 2

@@ -16,6 +16,7 @@ from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.restoring import MissingWhitening
 from pseudocoresets.evaluation import EvaluationReport, evaluate, pooled
 from pseudocoresets.evaluation.report import control_coreset
+from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.inference.sampling import sample_posterior
 from pseudocoresets.models.networks import NetworkSpec
 from pseudocoresets.sources.experts import Experts, load_experts
@@ -51,7 +52,7 @@ def evaluate_file(
         require_writable(out)
     began = time.monotonic()
     data = load_dataset(plan.dataset, data_dir)
-    coreset = _whole(coreset, data, data_dir)
+    coreset = whole_coreset(coreset, data, data_dir)
     trained = None if experts is None else load_experts(experts)
     with threads_for(data.shape):
         report = judge(plan, coreset, data, trained, place, network)
@@ -72,8 +73,20 @@ def judge(
     network: str | None = None,
 ) -> EvaluationReport:
     """Sample the coreset's posterior as the plan has it and score it on the test data."""
+    return evaluate(sample_plan(plan, coreset, data, experts, place, network), data.test)
+
+
+def sample_plan(
+    plan: Plan,
+    coreset: Coreset,
+    data: Dataset,
+    experts: Experts | None,
+    place: Workplace,
+    network: str | None = None,
+) -> PosteriorSamples:
+    """The coreset's posterior, sampled as the plan has it."""
     require_same_shape(coreset, data)
-    samples = sample_posterior(
+    return sample_posterior(
         coreset,
         start=plan.protocol,
         network=network,
@@ -83,7 +96,6 @@ def judge(
         progress=place.progress,
         **asdict(plan.sampling),
     )
-    return evaluate(samples, data.test)
 
 
 def judge_control(
@@ -114,7 +126,7 @@ def metrics_document(
     }
 
 
-def _whole(coreset: Coreset, data: Dataset, data_dir: str | Path) -> Coreset:
+def whole_coreset(coreset: Coreset, data: Dataset, data_dir: str | Path) -> Coreset:
     """The whitening of a compact file is fitted on ``data`` where that is what it was fitted on, else on its source."""
     missing = coreset.transform
     if not isinstance(missing, MissingWhitening):
