@@ -30,6 +30,10 @@ def evaluate(
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
     out: Annotated[Path | None, typer.Option("--out", help="Also write the metrics to this JSON file.")] = None,
+    corruption: Annotated[
+        str | None, typer.Option("--corruption", help="Corrupt the test images, for example by gaussian_blur.")
+    ] = None,
+    severity: Annotated[int, typer.Option("--severity", min=1, max=5, help="Of the corruption, from 1 to 5.")] = 3,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     json: o.AsJson = False,
@@ -46,6 +50,8 @@ def evaluate(
         experts=experts,
         data_dir=data_dir,
         out=out,
+        corruption=corruption,
+        severity=severity,
         protocol=protocol,
         sampler=sampler,
         preset=preset,

@@ -12,10 +12,12 @@ from pseudocoresets._io.files import require_writable, write_json
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.coreset import Coreset, require_same_shape
 from pseudocoresets.data import FOLDER_PREFIX, find_entry, load_dataset
+from pseudocoresets.data.corruptions import CORRUPTIONS
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.restoring import MissingWhitening
 from pseudocoresets.evaluation import EvaluationReport, evaluate, pooled
 from pseudocoresets.evaluation.report import control_coreset
+from pseudocoresets.evaluation.shift import corrupted_split
 from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.inference.sampling import sample_posterior
 from pseudocoresets.models.networks import NetworkSpec
@@ -33,9 +35,14 @@ def evaluate_file(
     experts: Path | None = None,
     data_dir: str | Path = "data",
     out: Path | None = None,
+    corruption: str | None = None,
+    severity: int = 3,
     **settings: Any,
 ) -> dict[str, Any]:
-    """The metrics of a coreset file beside its control; ``settings`` are those of ``make_plan``."""
+    """The metrics of a coreset file beside its control; ``settings`` are those of ``make_plan``.
+
+    With a ``corruption``, the test images are those of the data set under it.
+    """
     coreset = Coreset.load(coreset_file)
     plan = make_plan(
         dataset=dataset or coreset.source,
@@ -48,10 +55,15 @@ def evaluate_file(
     )
     if not plan.dataset.startswith(FOLDER_PREFIX):
         require_same_shape(coreset, find_entry(plan.dataset))  # before anything is fetched
+    if corruption is not None:
+        CORRUPTIONS[corruption.replace("-", "_")]
     if out is not None:
         require_writable(out)
     began = time.monotonic()
     data = load_dataset(plan.dataset, data_dir)
+    if corruption is not None:
+        test = corrupted_split(data.test, corruption, severity)
+        data = replace(data, test=test, transform=data.transform_source)
     coreset = whole_coreset(coreset, data, data_dir)
     trained = None if experts is None else load_experts(experts)
     with threads_for(data.shape):
@@ -59,6 +71,8 @@ def evaluate_file(
         control = judge_control(plan, coreset.network, data, trained, place, network)
     seconds = {"evaluate": time.monotonic() - began}
     metrics = metrics_document(replace(plan, method=coreset.method), report, control, seconds)
+    if corruption is not None:
+        metrics |= {"corruption": corruption, "severity": severity}
     if out is not None:
         write_json(out, metrics)
     return metrics

@@ -17,6 +17,7 @@ CD_WAYS: Sequence[Way] = (
     ("published", "point", None),
     ("published", "cold", None),
     ("best", "cold", None),
+    ("best", "point", None),
 )
 WAYS: Mapping[str, Sequence[Way]] = {
     "bpc-cd": CD_WAYS,

@@ -36,6 +36,8 @@ class Scale:
     rates: Sequence[float] = RATES
     rate_iterations: int = 200
     """Of each short construction on whose held-out accuracy a learning rate is chosen."""
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Options by variant."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     control_draws: int = CONTROL_DRAWS
     test_images: int | None = None
@@ -77,7 +79,7 @@ class Scale:
             experts={} if self.expert_epochs is None else {"epochs": self.expert_epochs},
             construction=plain,
             sampling={**self.sampling, **plain},
-            method_options=dict(made.options),
+            method_options={**self.methods.get(made.variant, {}), **dict(made.options)},
         ).with_seed(made.seed)
         return replace(self._shortened(plan), control_draws=self.control_draws)
 
@@ -96,6 +98,7 @@ SMOKE = Scale(
     iterations=2,
     rates=(10.0, 100.0),
     rate_iterations=1,
+    methods={"published": {"steps": 3}},
     sampling={"chains": 2, "steps": 6, "samples": 2},
     control_draws=1,
     test_images=50,
