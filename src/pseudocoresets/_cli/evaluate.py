@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pseudocoresets._cli import options as o
-from pseudocoresets._cli.output import print_json, print_metrics
+from pseudocoresets._cli.output import print_json, print_metrics, warn_of_chains
 from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.workflows.evaluate import evaluate_file
 
@@ -17,23 +17,32 @@ from pseudocoresets.workflows.evaluate import evaluate_file
 def evaluate(
     context: typer.Context,
     given: o.Given,
-    coreset_file: Annotated[Path, typer.Argument(help="Coreset file.")],
+    coreset_file: Annotated[Path, typer.Argument(help="Coreset file, or a run folder.")],
     dataset: Annotated[
-        str | None, typer.Option("--dataset", help="Default: the one the coreset was made from.")
+        str | None,
+        typer.Option("--dataset", help="Default: the one the coreset was made from.", rich_help_panel=o.DATA),
     ] = None,
     protocol: o.Protocol = "cold",
     sampler: o.SamplerName = None,
     network: Annotated[
-        str | None, typer.Option("--network", help="Default: the one the coreset was made with.")
+        str | None,
+        typer.Option("--network", help="Default: the one the coreset was made with.", rich_help_panel=o.METHOD),
     ] = None,
     experts: o.ExpertsDir = None,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
-    out: Annotated[Path | None, typer.Option("--out", help="Also write the metrics to this JSON file.")] = None,
-    corruption: Annotated[
-        str | None, typer.Option("--corruption", help="Corrupt the test images, for example by gaussian_blur.")
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Also write the metrics to this JSON file.", rich_help_panel=o.OUTPUT)
     ] = None,
-    severity: Annotated[int, typer.Option("--severity", min=1, max=5, help="Of the corruption, from 1 to 5.")] = 3,
+    corruption: Annotated[
+        str | None,
+        typer.Option(
+            "--corruption", help="Corrupt the test images, for example by gaussian_blur.", rich_help_panel=o.DATA
+        ),
+    ] = None,
+    severity: Annotated[
+        int, typer.Option("--severity", min=1, max=5, help="Of the corruption, from 1 to 5.", rich_help_panel=o.DATA)
+    ] = 3,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     json: o.AsJson = False,
@@ -58,6 +67,7 @@ def evaluate(
         seed=seed,
         **given,
     )
+    warn_of_chains(metrics)
     if json:
         print_json(metrics)
     else:

@@ -30,36 +30,69 @@ def reproduce(
         list[str],
         typer.Argument(help="Tables and figures by name, or all; list says which there are, page writes them again."),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder of the records, tables and page.")] = Path(
-        "runs/reproduce"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder of the records, tables and page.", rich_help_panel=o.OUTPUT)
+    ] = Path("runs/reproduce"),
     data_dir: o.DataDir = Path("data"),
     experts: Annotated[
-        Path | None, typer.Option("--experts", help="Folder for folders of experts; default DATA_DIR/experts.")
+        Path | None,
+        typer.Option(
+            "--experts", help="Folder for folders of experts; default DATA_DIR/experts.", rich_help_panel=o.EXPERTS
+        ),
     ] = None,
     coresets: Annotated[
         Path | None,
-        typer.Option("--coresets", help="Judge DATASET-ipcN-METHOD.safetensors in this folder instead of new ones."),
+        typer.Option(
+            "--coresets",
+            help="Judge DATASET-ipcN-METHOD.safetensors in this folder instead of new ones.",
+            rich_help_panel=o.METHOD,
+        ),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, max=10_000, help="Constructions for each cell.")] = 1,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=10_000, help="Constructions for each cell.", rich_help_panel=o.METHOD)
+    ] = 1,
     devices: Annotated[
-        str, typer.Option("--devices", help="Devices separated by commas, a process for each: cuda:0,cuda:1.")
+        str,
+        typer.Option(
+            "--devices",
+            help="Devices separated by commas, a process for each: cuda:0,cuda:1.",
+            rich_help_panel=o.MACHINE,
+        ),
     ] = "auto",
     budget: Annotated[
-        float | None, typer.Option("--budget", min=0, help="Seconds: the most valuable cells that fit into them.")
+        float | None,
+        typer.Option(
+            "--budget", min=0, help="Seconds: the most valuable cells that fit into them.", rich_help_panel=o.MACHINE
+        ),
     ] = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="The whole path on the digits in two or three minutes.")
+        bool,
+        typer.Option("--smoke", help="The whole path on the digits in two or three minutes.", rich_help_panel=o.METHOD),
     ] = False,
-    datasets: Annotated[str, typer.Option("--datasets", help="Only these, separated by commas.")] = "",
-    sizes: Annotated[str, typer.Option("--ipc", help="Only these images per class, separated by commas.")] = "",
-    variants: Annotated[
-        str, typer.Option("--variants", help="Only these: published, best or the name of a method.")
+    datasets: Annotated[
+        str, typer.Option("--datasets", help="Only these, separated by commas.", rich_help_panel=o.DATA)
     ] = "",
-    protocols: Annotated[str, typer.Option("--protocols", help="Only these: cold, point, expert.")] = "",
+    sizes: Annotated[
+        str, typer.Option("--ipc", help="Only these images per class, separated by commas.", rich_help_panel=o.DATA)
+    ] = "",
+    variants: Annotated[
+        str,
+        typer.Option(
+            "--variants", help="Only these: published, best or the name of a method.", rich_help_panel=o.METHOD
+        ),
+    ] = "",
+    protocols: Annotated[
+        str, typer.Option("--protocols", help="Only these: cold, point, expert.", rich_help_panel=o.METHOD)
+    ] = "",
     expert_count: o.ExpertCount = None,
     iterations: Annotated[
-        int | None, typer.Option("--iterations", min=1, help="The most of any construction; default: its preset's.")
+        int | None,
+        typer.Option(
+            "--iterations",
+            min=1,
+            help="The most of any construction; default: its preset's.",
+            rich_help_panel=o.CONSTRUCTION,
+        ),
     ] = None,
     json: o.AsJson = False,
 ) -> None:
