@@ -15,7 +15,7 @@ from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS, Checkpoin
 from pseudocoresets.construction.learner import Diverged, Learner
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import ImageTask, Task
-from pseudocoresets.core.devices import PeakMemory, device_memory_error, resolve_device, threads_for
+from pseudocoresets.core.devices import PeakMemory, device_memory_error, is_out_of_memory, resolve_device, threads_for
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.progress import Progress, Silent, task
@@ -201,7 +201,9 @@ def _iterate(
         except KeyboardInterrupt:
             keeper.save(learner, settings)
             raise
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             keeper.save(learner, settings)
             advice = "lower --ipc, the chains or the steps of the method; the same command goes on from its checkpoint"
             raise device_memory_error(f"an iteration of '{name}'", advice, error) from None

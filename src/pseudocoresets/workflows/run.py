@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,9 @@ from typing import Any
 
 import torch
 
-from pseudocoresets._io.files import require_writable_folder, write_json
+from pseudocoresets._io.documents import json_text
+from pseudocoresets._io.files import only_writer, read_json, require_writable_folder, write_json
+from pseudocoresets._io.schema import ANY_OBJECT
 from pseudocoresets.construction.loop import Construction
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.coreset import library_versions
@@ -22,7 +25,9 @@ from pseudocoresets.evaluation.report import control_coreset
 from pseudocoresets.methods.selection import require_class_size
 from pseudocoresets.sources.experts import Experts, train_experts
 from pseudocoresets.workflows.construct import WorkFiles, construct_plan, write_log
+from pseudocoresets.workflows.estimate import require_feasible
 from pseudocoresets.workflows.evaluate import judge, judge_control, metrics_document
+from pseudocoresets.workflows.outputs import require_same_request
 from pseudocoresets.workflows.place import Workplace, workplace
 from pseudocoresets.workflows.plan import Plan
 
@@ -44,16 +49,23 @@ def run_plan(
     data_dir: str | Path = "data",
     experts_dir: str | Path | None = None,
     place: Workplace | None = None,
+    force: bool = False,
 ) -> Outcome:
-    """Carry out ``plan`` and leave config, coresets, metrics, log and picture in ``folder``."""
+    """Carry out ``plan`` and leave config, coresets, metrics, log and picture in ``folder``.
+
+    A finished run of another plan is replaced only by ``force``.
+    """
     place = place or workplace()
     folder = Path(folder)
     require_writable_folder(folder)
+    if not force:
+        _require_no_other_run(folder, plan)
     data = load_dataset(plan.dataset, data_dir)
     require_class_size(data.train, plan.construction.ipc)
+    require_feasible(plan, data, experts_dir or folder / "experts", place.device)
     timings: dict[str, float] = {}
     experts = None
-    with threads_for(data.shape):
+    with only_writer(folder), threads_for(data.shape):
         if plan.needs_experts():
             with _timed(timings, "experts"):
                 experts = experts_for(plan, data, experts_dir or folder / "experts", place)
@@ -63,10 +75,16 @@ def run_plan(
             report = judge(plan, made.coreset, data, experts, place)
         with _timed(timings, "control"):
             control = judge_control(plan, made.coreset.network, data, experts, place)
-    metrics = metrics_document(plan, made.coreset, report, control, timings)
-    _write_run(folder, plan, data, made, metrics, place.device)
-    made.discard_checkpoint()
+        metrics = metrics_document(plan, made.coreset, report, control, timings)
+        _write_run(folder, plan, data, made, metrics, place.device)
+        made.discard_checkpoint()
     return Outcome(report, control, metrics, folder)
+
+
+def _require_no_other_run(folder: Path, plan: Plan) -> None:
+    if (folder / "metrics.json").is_file() and (folder / "config.json").is_file():
+        found = read_json(folder / "config.json", ANY_OBJECT)
+        require_same_request(folder, found, json.loads(json_text(plan.as_json())))
 
 
 def experts_for(plan: Plan, data: Dataset, folder: str | Path, place: Workplace) -> Experts:
