@@ -15,7 +15,9 @@ from pseudocoresets.methods import METHODS, SOLVERS, Problem, Solver, row_proble
 from pseudocoresets.methods.laplace_wasserstein import differentiable_laplace
 from pseudocoresets.methods.lbfgs import points_of
 from pseudocoresets.methods.moment_matching import ForwardKLLoss
-from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC
+from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC, TuningFreeCoresetMCMC
+from pseudocoresets.methods.selection.hamiltonian_flow import SparseHamiltonianFlow
+from pseudocoresets.methods.selection.hard_thresholding import HardThresholding
 from pseudocoresets.methods.selection.hilbert import FrankWolfe, Giga
 from pseudocoresets.methods.selection.sparse_vi import SparseVI
 from pseudocoresets.methods.selection.uniform import draw_indices
@@ -34,7 +36,11 @@ from pseudocoresets.sources.gaussian_fit import expected_log_joint, fit_gaussian
 
 DOUBLE = torch.float64
 SOLVER = {solver.name: solver for solver in SOLVERS}
-QUICK = {"coreset-mcmc": CoresetMCMC(iterations=50)}
+QUICK: dict[str, Solver] = {
+    "coreset-mcmc": CoresetMCMC(iterations=50),
+    "coreset-mcmc-free": TuningFreeCoresetMCMC(iterations=50),
+    "hamiltonian-flow": SparseHamiltonianFlow(iterations=20),
+}
 REAL = [solver.name for solver in SOLVERS if not solver.synthetic]
 
 
@@ -245,7 +251,11 @@ def test_non_negative_least_squares_meets_its_optimality_conditions() -> None:
     assert float((slope * weights).abs().max()) < 1e-6
 
 
-@pytest.mark.parametrize("method", [FrankWolfe(refit=False), Giga(refit=False)], ids=["frank-wolfe", "giga"])
+@pytest.mark.parametrize(
+    "method",
+    [FrankWolfe(refit=False), Giga(refit=False), HardThresholding(refit=False)],
+    ids=["frank-wolfe", "giga", "a-iht"],
+)
 def test_hilbert_error_falls_with_the_size(method: FrankWolfe) -> None:
     problem = gaussian_problem(dimension=5, count=100)
     vectors = likelihood_vectors(

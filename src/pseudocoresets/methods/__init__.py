@@ -9,6 +9,7 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.settings import check_options
+from pseudocoresets.methods.black_box_vi import BlackBoxVI
 from pseudocoresets.methods.bptt import BPTT
 from pseudocoresets.methods.condensation.distribution_matching import DistributionMatching
 from pseudocoresets.methods.contrastive import ContrastiveDivergence
@@ -25,7 +26,9 @@ from pseudocoresets.methods.psvi import PseudocoresetVI
 from pseudocoresets.methods.renamed import method_options_from
 from pseudocoresets.methods.reverse_kl import ReverseKL
 from pseudocoresets.methods.rows import row_problem
-from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC
+from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC, TuningFreeCoresetMCMC
+from pseudocoresets.methods.selection.hamiltonian_flow import SparseHamiltonianFlow
+from pseudocoresets.methods.selection.hard_thresholding import HardThresholding
 from pseudocoresets.methods.selection.hilbert import FrankWolfe, Giga
 from pseudocoresets.methods.selection.sparse_vi import SparseVI
 from pseudocoresets.methods.selection.uniform import Uniform
@@ -42,9 +45,12 @@ SOLVERS: tuple[type[Solver], ...] = (
     Uniform,
     FrankWolfe,
     Giga,
+    HardThresholding,
     SparseVI,
     QuasiNewton,
     CoresetMCMC,
+    TuningFreeCoresetMCMC,
+    SparseHamiltonianFlow,
 )
 """Those that find their points directly, for models whose curvature is known."""
 
@@ -52,6 +58,7 @@ __all__ = [
     "BPTT",
     "METHODS",
     "SOLVERS",
+    "BlackBoxVI",
     "ContrastiveDivergence",
     "ContrastiveWasserstein",
     "CoresetMCMC",
@@ -64,6 +71,7 @@ __all__ = [
     "GaussianReverseKL",
     "Giga",
     "GradientMethod",
+    "HardThresholding",
     "Hyperparameter",
     "LaplaceWasserstein",
     "Loss",
@@ -76,7 +84,9 @@ __all__ = [
     "RealData",
     "ReverseKL",
     "Solver",
+    "SparseHamiltonianFlow",
     "SparseVI",
+    "TuningFreeCoresetMCMC",
     "Uniform",
     "Wasserstein",
     "build_gradient_method",
@@ -97,6 +107,7 @@ _METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     ForwardKLByHMC,
     ForwardKLByLaplace,
     PseudocoresetVI,
+    BlackBoxVI,
     ContrastiveWasserstein,
     BPTT,
     DistributionMatching,
