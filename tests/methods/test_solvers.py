@@ -17,7 +17,6 @@ from pseudocoresets.methods.lbfgs import points_of
 from pseudocoresets.methods.moment_matching import ForwardKLLoss
 from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC, TuningFreeCoresetMCMC
 from pseudocoresets.methods.selection.hamiltonian_flow import SparseHamiltonianFlow
-from pseudocoresets.methods.selection.hard_thresholding import HardThresholding
 from pseudocoresets.methods.selection.hilbert import FrankWolfe, Giga
 from pseudocoresets.methods.selection.sparse_vi import SparseVI
 from pseudocoresets.methods.selection.uniform import draw_indices
@@ -251,11 +250,7 @@ def test_non_negative_least_squares_meets_its_optimality_conditions() -> None:
     assert float((slope * weights).abs().max()) < 1e-6
 
 
-@pytest.mark.parametrize(
-    "method",
-    [FrankWolfe(refit=False), Giga(refit=False), HardThresholding(refit=False)],
-    ids=["frank-wolfe", "giga", "a-iht"],
-)
+@pytest.mark.parametrize("method", [FrankWolfe(refit=False), Giga(refit=False)], ids=["frank-wolfe", "giga"])
 def test_hilbert_error_falls_with_the_size(method: FrankWolfe) -> None:
     problem = gaussian_problem(dimension=5, count=100)
     vectors = likelihood_vectors(
