@@ -17,9 +17,9 @@ from pseudocoresets._io.files import write_text
 from pseudocoresets._io.pictures import GAP, fitting_scale, image_block
 from pseudocoresets._report import charts
 from pseudocoresets._report.results import average, result_groups, section
-from pseudocoresets._report.run_folder import CORESET_FILE, Run, read_run
+from pseudocoresets._report.run_folder import Run, read_run
 from pseudocoresets._report.wording import as_text, count_of, duration, flattened, number
-from pseudocoresets.coreset import Coreset, library_versions
+from pseudocoresets.coreset import CORESET_FILE, Coreset, library_versions
 from pseudocoresets.inference.settings import PROTOCOLS
 
 REPORT_FILE = "report.html"

@@ -12,6 +12,11 @@ from pseudocoresets.core.settings import check_options
 from pseudocoresets.methods.black_box_vi import BlackBoxVI
 from pseudocoresets.methods.bptt import BPTT
 from pseudocoresets.methods.condensation.distribution_matching import DistributionMatching
+from pseudocoresets.methods.condensation.feature_alignment import FeatureAlignment
+from pseudocoresets.methods.condensation.gradient_matching import GradientMatching
+from pseudocoresets.methods.condensation.siamese_feature_alignment import SiameseFeatureAlignment
+from pseudocoresets.methods.condensation.siamese_gradient_matching import SiameseGradientMatching
+from pseudocoresets.methods.condensation.trajectory_matching import TrajectoryMatching
 from pseudocoresets.methods.contrastive import ContrastiveDivergence
 from pseudocoresets.methods.contrastive_wasserstein import ContrastiveWasserstein
 from pseudocoresets.methods.forward_kl import ForwardKL
@@ -63,6 +68,7 @@ __all__ = [
     "ContrastiveWasserstein",
     "CoresetMCMC",
     "DistributionMatching",
+    "FeatureAlignment",
     "ForwardKL",
     "ForwardKLByHMC",
     "ForwardKLByLaplace",
@@ -70,6 +76,7 @@ __all__ = [
     "GaussianPSVI",
     "GaussianReverseKL",
     "Giga",
+    "GradientMatching",
     "GradientMethod",
     "HardThresholding",
     "Hyperparameter",
@@ -83,9 +90,12 @@ __all__ = [
     "QuasiNewton",
     "RealData",
     "ReverseKL",
+    "SiameseFeatureAlignment",
+    "SiameseGradientMatching",
     "Solver",
     "SparseHamiltonianFlow",
     "SparseVI",
+    "TrajectoryMatching",
     "TuningFreeCoresetMCMC",
     "Uniform",
     "Wasserstein",
@@ -111,6 +121,11 @@ _METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     ContrastiveWasserstein,
     BPTT,
     DistributionMatching,
+    GradientMatching,
+    SiameseGradientMatching,
+    FeatureAlignment,
+    SiameseFeatureAlignment,
+    TrajectoryMatching,
     *SOLVERS,
 )
 METHODS: Registry[Callable[..., Method]] = Registry(
