@@ -41,6 +41,10 @@ EMBEDDED: Registry[tuple[str, str]] = Registry(
 MODEL_NAMES = ("gaussian-mean", "linear", "logistic", "softmax", "poisson")
 
 
+MOST_COLUMNS = 1000
+"""A reference posterior of more parameters takes hours."""
+
+
 @dataclass(frozen=True)
 class Table:
     """Numbers with a name for each column, and a target (absent for the Gaussian mean)."""
@@ -144,6 +148,10 @@ def _read_file(path: Path, target: str | None, model: str) -> Table:
         raise InputError(f"Name the target column of '{path}' with --target; its columns are {_listed(columns)}.")
     if target is not None and target not in columns:
         raise InputError(_no_column(target, path, columns))
+    if not columns or not len(next(iter(columns.values()))):
+        raise InputError(f"'{path}' has no rows; a posterior needs some data.")
+    if len(columns) > MOST_COLUMNS:
+        raise InputError(f"'{path}' has {len(columns):,} columns; leave all but {MOST_COLUMNS:,} out.")
     features = {name: _numbers(name, values) for name, values in columns.items() if name != target}
     if not features:
         raise InputError(f"'{path}' has no column beside the target '{target}'; a model needs at least one feature.")
