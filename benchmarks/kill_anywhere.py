@@ -55,7 +55,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 MEASURED = re.compile(r"seconds|timings|peak_memory|speed_up|checksum|libraries")
 """Keys of what a clock or the machine says."""
 NOT_COMPARED = ("report.html", ".md", ".png")
-"""They show measured times, or, of a study, its speed."""
+"""They show measured times, or, of a study, its speed, as cached references do."""
 
 
 def main() -> None:
@@ -149,7 +149,7 @@ def _files(folder: Path) -> dict[str, Any]:
 
 
 def _content(path: Path) -> Any:
-    if path.name.endswith(NOT_COMPARED):
+    if path.name.endswith(NOT_COMPARED) or ".cache" in path.parts:
         return "there"
     if path.suffix == ".json":
         return _unmeasured(json.loads(path.read_text()))

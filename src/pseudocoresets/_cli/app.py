@@ -9,9 +9,9 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 
@@ -22,6 +22,8 @@ from pseudocoresets.core.text import printable
 
 BAD_INPUT = 2
 UNFORESEEN = 1
+SHOW_TRACEBACK: ContextVar[bool] = ContextVar("SHOW_TRACEBACK", default=False)
+"""Whether ``--debug`` was said before the command."""
 COMMANDS = {
     "run": "The whole job: experts, coreset, control, posterior, report.",
     "experts": "Train and store expert trajectories; those already in the folder are kept.",
@@ -104,7 +106,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt as interrupt:
             say("Interrupted. What was finished is kept; the same command goes on from there.")
             raise typer.Exit(status_of(interrupt)) from None
-        except (OSError, click.ClickException, click.exceptions.Exit, click.Abort):
+        except (OSError, typer.Exit, typer.Abort, typer.BadParameter):
             raise
         except Exception as error:
             raise _ended(_unforeseen(error), UNFORESEEN) from None
@@ -114,9 +116,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 def _ended(sentence: str, status: int) -> typer.Exit:
     """One sentence, and with ``--debug`` where the error that is being handled comes from."""
-    context = click.get_current_context(silent=True)
-    settings = None if context is None else context.find_object(ProgramSettings)
-    if settings is not None and settings.debug:
+    if SHOW_TRACEBACK.get():
         say(traceback.format_exc(), end="")
     say(f"Error: {sentence}")
     return typer.Exit(status)
@@ -197,7 +197,8 @@ def _settings(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
 ) -> None:
-    context.obj = ProgramSettings(precision, debug)
+    context.obj = ProgramSettings(precision)
+    SHOW_TRACEBACK.set(debug)
 
 
 def main() -> None:

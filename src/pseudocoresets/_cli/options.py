@@ -107,7 +107,6 @@ class ProgramSettings:
     """What is said before the command: ``bpc --precision float32 run``."""
 
     precision: str = "auto"
-    debug: bool = False
 
     def place(self, device: str) -> Workplace:
         from pseudocoresets.workflows.place import workplace
