@@ -32,7 +32,7 @@ DEARER = {"bptt": 1.5, "fkl": 3.0, "rkl": 3.0, "wasserstein": 1.5, "fkl-hmc": 8.
 EXPERT_IMAGES_PER_SECOND = 400_000
 PLAIN_PATH = 10.0
 """How much slower networks are that the fast path does not know."""
-SHIFT_SECONDS, ATTACK_SECONDS = 60.0, 150.0
+SHIFT_SECONDS, ATTACK_SECONDS = 90.0, 100.0
 
 
 @dataclass(frozen=True)
