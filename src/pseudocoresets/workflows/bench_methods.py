@@ -18,7 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -31,27 +31,41 @@ from pseudocoresets.construction.tasks import ImageTask, real_coreset
 from pseudocoresets.core.devices import PeakMemory, resolve_device, threads_for
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.data.augmentation import dsa
 from pseudocoresets.evaluation.paper import paper_cost
-from pseudocoresets.methods import METHODS, GradientMethod, build_gradient_method, build_method
+from pseudocoresets.methods import (
+    METHODS,
+    FeatureAlignment,
+    GradientMatching,
+    GradientMethod,
+    build_gradient_method,
+    build_method,
+)
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.networks import Network, build_network
 from pseudocoresets.sources.experts import Experts, ExpertSettings
 from pseudocoresets.workflows.bench import CPU, GPU, NOTHING, Scale, synthetic_data
 from pseudocoresets.workflows.cells import reason
-from pseudocoresets.workflows.published_loops import LOOPS, LoopSettings
+from pseudocoresets.workflows.published_loops import PUBLISHED_LOOPS, REAL_BATCH, WATCHED
 
 ALL = "all"
 PAPERS_DATA = "cifar10"
 LEARNING_RATE = 1e-3
 """Small, so that random images stay finite."""
 EXPERTS = 3
-GROUP_SECONDS, MEASURED_SECONDS, MOST_GROUPS = 0.2, 5.0, 9
+GROUP_SECONDS, MEASURED_SECONDS, MOST_GROUPS = 0.2, 5.0, 5
 """Updates are timed in groups of about the first; groups are repeated for about the second, up to so many times."""
+NEVER = 10**9
+WITHOUT_AUGMENTATION = ("gm", "cafe")
+ALIKE = {"batch_size": REAL_BATCH}
 PREPARED: Mapping[str, Mapping[str, float]] = {
-    "cafe": {"settled": 0.0, "moved": 0.0},
-    "cafe-dsa": {"settled": 0.0, "moved": 0.0},
+    "dm": ALIKE,
+    "gm": ALIKE,
+    "dsa": ALIKE,
+    "cafe": {**ALIKE, "settled": 0.0, "moved": 0.0},
+    "cafe-dsa": {**ALIKE, "settled": 0.0, "moved": 0.0},
 }
-"""Options that make every iteration the same work."""
+"""Options that make iterations the same work, here and in the published loop."""
 
 
 class MethodCell(NamedTuple):
@@ -131,7 +145,7 @@ def bench_methods(
 def _row(name: str, ipc: int, device: str, precision: str, scale: Scale) -> MethodCost:
     costs: dict[bool, Cost | None] = {False: None, True: None}
     failures = []
-    for published in (False, True) if name in LOOPS else (False,):
+    for published in (False, True) if name in PUBLISHED_LOOPS else (False,):
         try:
             costs[published] = _in_clean_process(measured, MethodCell(name, ipc, published, device, precision, scale))
         except Exception as error:
@@ -168,7 +182,7 @@ def _preset(ipc: int, device: str) -> presets.Preset:
 
 def updates_per_network(method: GradientMethod) -> int:
     """After so many updates the work repeats itself."""
-    return int(method.options().get("matches", 1))
+    return method.matches if isinstance(method, GradientMatching) else 1
 
 
 def _own_step(cell: MethodCell, method: GradientMethod, device: torch.device) -> Callable[[], None]:
@@ -191,11 +205,17 @@ def _experts(network: Network, method: GradientMethod) -> Experts:
 
 
 def _published_step(cell: MethodCell, method: GradientMethod, device: torch.device) -> Callable[[], None]:
-    loop, augments = LOOPS[cell.method]
-    shared = {field.name for field in fields(LoopSettings)}
-    settings = LoopSettings(**{name: value for name, value in method.options().items() if name in shared})
-    network = build_network(cell.scale.network, cell.scale.shape, 10)
-    return loop(synthetic_data(cell.scale), network, cell.ipc, settings, augments, device)
+    data, network = synthetic_data(cell.scale), build_network(cell.scale.network, cell.scale.shape, 10)
+    images, labels = data.transform(data.train.images).to(device), data.train.labels.to(device)
+    augmentation = None if cell.method in WITHOUT_AUGMENTATION else dsa(data.flippable)
+    return PUBLISHED_LOOPS[cell.method](network, images, labels, cell.ipc, augmentation, **_training(method))
+
+
+def _training(method: GradientMethod) -> dict[str, int]:
+    """How the published loop trains its network between updates, and after how many it draws another."""
+    if isinstance(method, GradientMatching):
+        return {"matches": method.matches, "epochs": method.epochs}
+    return {"matches": NEVER, "epochs": WATCHED} if isinstance(method, FeatureAlignment) else {}
 
 
 def _cost(step: Callable[[], None], cycle: int, device: torch.device) -> Cost:
