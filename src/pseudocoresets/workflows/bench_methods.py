@@ -219,13 +219,14 @@ def _training(method: GradientMethod) -> dict[str, int]:
 
 
 def _cost(step: Callable[[], None], cycle: int, device: torch.device) -> Cost:
-    """Median seconds of an update over groups of whole cycles, after one cycle of warm-up and one that is timed."""
+    """Median seconds of an update over groups of whole cycles, after one of warm-up; one is enough where it is long."""
     with PeakMemory(device) as memory:
         _timed(step, cycle, device)
         once = _timed(step, cycle, device)
         cycles = max(1, math.ceil(GROUP_SECONDS / once))
         groups = max(1, min(MOST_GROUPS, int(MEASURED_SECONDS / (cycles * once))))
-        times = [_timed(step, cycles * cycle, device) for _ in range(groups)]
+        again = range(0 if once > MEASURED_SECONDS else groups)
+        times = [_timed(step, cycles * cycle, device) for _ in again] or [once]
     return Cost(statistics.median(times) / (cycles * cycle), memory.bytes)
 
 
