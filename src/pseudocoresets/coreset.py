@@ -7,6 +7,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import safetensors
@@ -29,6 +30,8 @@ COMPACT_VERSION = 2
 """Of files without whitening matrices, or with images in float16: what reads version 1 only must refuse them."""
 ROWS_VERSION = 3
 """Of files whose points are rows of a table."""
+CORESET_FILE = "coreset.safetensors"
+"""Its name in a folder."""
 TRANSFORM_PREFIX = "transform."
 
 
@@ -102,6 +105,11 @@ class Coreset:
         """The class of each point; of class probabilities, the most probable one."""
         return self.y.argmax(-1) if self.y.is_floating_point() else self.y
 
+    @property
+    def labels_learned(self) -> bool:
+        """Whether the labels of its images are class probabilities that were learned; those of real images are hard."""
+        return self.holds_images and self.y.is_floating_point()
+
     def dataset(self) -> TensorDataset:
         """Points and targets for an ordinary PyTorch loop, in the model's input space."""
         return TensorDataset(self.x, self.y)
@@ -161,11 +169,12 @@ class Coreset:
         device: str | torch.device = "cpu",
         data_dir: str | os.PathLike[str] | None = None,
     ) -> Coreset:
-        """Read a coreset file, checking that it is whole and consistent.
+        """Read a coreset file, or that of a run folder, checking that it is whole and consistent.
 
         The whitening of a compact file comes from the user's cache, or is fitted again on the data set if ``data_dir``
         holds it. Else the coreset has all but that: it can be trained on and sampled from, and ``restored`` brings it.
         """
+        path = coreset_path(path)
         tensors, document = read_tensors(path, device)
         _check_format(path, document)
         try:
@@ -212,6 +221,16 @@ class Coreset:
             "network": None if self.network is None else self.network.as_json(),
             "libraries": library_versions(),
         }
+
+
+def coreset_path(path: str | os.PathLike[str]) -> Path:
+    """The file itself, or the coreset of a folder that ``bpc run`` or ``bpc share`` wrote."""
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    if not (path / CORESET_FILE).is_file():
+        raise InputError(f"The folder '{path}' holds no {CORESET_FILE}; name a coreset file, or a run's folder.")
+    return path / CORESET_FILE
 
 
 def require_same_shape(coreset: Coreset, data: Dataset | DatasetEntry) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from typer.main import get_command
 
 import pseudocoresets as pc
 from pseudocoresets._cli.app import COMMANDS, build_app
+from pseudocoresets._cli.options import PANELS
 from pseudocoresets.evaluation import METRICS
 from pseudocoresets.methods import METHODS
 from pseudocoresets.methods.selection import SELECTIONS
@@ -52,6 +54,15 @@ def test_help_has_an_example(bpc: Invoke, path: tuple[str, ...]) -> None:
     result = bpc(*path, "--help")
     assert result.exit_code == 0
     assert f"Example: bpc {' '.join(path)}" in re.sub(r"\s+", " ", result.stdout)
+
+
+@pytest.mark.parametrize("name", ["run", "construct", "evaluate", "compare"])
+def test_help_is_in_groups_with_the_common_ones_first(bpc: Invoke, name: str) -> None:
+    shown = bpc(name, "--help").stdout
+    groups = re.findall(r"^╭─ ([\w ]+) ─", shown, re.MULTILINE)
+    assert [group for group in PANELS if group in groups] == [group for group in groups if group != "Arguments"]
+    assert {"Data", "Method", "Output"} <= set(groups) and "Options" not in groups
+    assert shown.index("─ Data ─") < shown.index("─ Method ─") < shown.index("─ Output ─")
 
 
 @pytest.mark.parametrize("path", NAMES, ids=" ".join)
@@ -239,6 +250,12 @@ def test_run_does_the_whole_job(bpc: Invoke, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     assert (config["dataset"], config["method"], config["construction"]["ipc"]) == ("digits", "cd", 1)
     assert len((folder / "log.jsonl").read_text().splitlines()) == 3
+    assert "Warning: the chains of the coreset disagree." in result.stderr
+    following = [shlex.split(line) for line in result.stdout.split("Next:")[1].splitlines() if "bpc" in line]
+    for program, name, *words in following:
+        assert program == "bpc"
+        get_command(build_app()).commands[name].make_context(name, words)
+    assert len(following) == 3
 
     again = bpc("run", "--out", "runs/small", "--json", *SMALL)
     first, second = (json.loads((folder / "metrics.json").read_text()), json.loads(again.stdout))
@@ -247,6 +264,10 @@ def test_run_does_the_whole_job(bpc: Invoke, tmp_path: Path) -> None:
     page = bpc("report", "runs/small", "--json")
     assert page.exit_code == 0, page.stderr
     assert json.loads(page.stdout) == {"report": str(Path("runs/small/report.html"))}
+
+    shown = bpc("show", "runs/small", "--json")
+    assert json.loads(shown.stdout) == {"picture": str(Path("runs/small/coreset.png")), "images": 10}
+    assert "holds no coreset.safetensors" in bpc("show", "runs").stderr
 
 
 def test_experts_are_added_to_a_store(bpc: Invoke, tmp_path: Path) -> None:

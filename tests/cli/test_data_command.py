@@ -32,6 +32,21 @@ def test_list_shows_every_set_and_whether_it_is_here(tmp_path: Path) -> None:
         assert text in table
 
 
+def test_names_from_outside_are_shown_whole_and_change_no_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    names = ["[red]cat[bold]", "dog\x1b[31m", 150 * "x" + "end"]
+    for name in names:
+        for number in range(5):
+            (tmp_path / "pets" / name).mkdir(parents=True, exist_ok=True)
+            Image.new("L", (4, 4)).save(tmp_path / "pets" / name / f"{number}.png")
+    shown = output_of("info", "folder:~/pets", "--data-dir", str(tmp_path))
+    assert "[red]cat[bold]" in shown
+    assert r"dog\x1b[31m" in shown and "\x1b" not in shown
+    assert names[2] in shown
+
+
 def test_info_adds_the_balance_and_a_picture(tmp_path: Path) -> None:
     picture = tmp_path / "digits.png"
     facts = json.loads(output_of("info", "digits", "--out", str(picture), "--json"))

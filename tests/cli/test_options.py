@@ -83,7 +83,10 @@ def test_options_of_several_methods_go_to_those_that_have_them() -> None:
 
 @pytest.mark.parametrize(
     ("item", "sentence"),
-    [("fkl.steps=3", "not one of cd, random"), ("nonsense=3", "None of cd, random has the option 'nonsense'")],
+    [
+        ("fkl.steps=3", "not one of cd, random"),
+        ("nonsense=3", "None of cd, random has the option 'nonsense'.*Those of cd: .*steps"),
+    ],
 )
 def test_an_option_that_no_method_has_is_refused(item: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):

@@ -13,9 +13,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from pseudocoresets._cli.options import ProgramSettings
+from pseudocoresets._cli.options import OUTPUT, ProgramSettings
 from pseudocoresets._cli.process import leaving_at_once, output_may_be_lost, prepare_streams, say, status_of
 from pseudocoresets.core.errors import PseudocoresetsError, RenamedWarning
+from pseudocoresets.core.text import printable
 
 BAD_INPUT = 2
 COMMANDS = {
@@ -48,7 +49,7 @@ class LoadedCommands(Mapping[str, Any]):
         if isinstance(found, typer.Typer):
             return typer.main.get_command(_guarded_app(found))
         alone = typer.Typer(add_completion=False)
-        alone.command(name)(guarded(found))
+        alone.command(name, cls=PanelledCommand)(guarded(found))
         return typer.main.get_command(alone)
 
     def __iter__(self) -> Iterator[str]:
@@ -56,6 +57,16 @@ class LoadedCommands(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(COMMANDS)
+
+
+class PanelledCommand(TyperCommand):
+    """Shows ``--help`` in the group of output too, not in one of its own above all others."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            vars(option)["rich_help_panel"] = OUTPUT
+        return option
 
 
 class LazyGroup(TyperGroup):
@@ -85,7 +96,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             with renamed_names_in_one_line():
                 command(*values, **options)
         except PseudocoresetsError as error:
-            say(f"Error: {error}")
+            say(f"Error: {printable(str(error))}")
             raise typer.Exit(BAD_INPUT) from None
         except KeyboardInterrupt as interrupt:
             say("Interrupted. What was finished is kept; the same command goes on from there.")
@@ -102,7 +113,7 @@ def renamed_names_in_one_line() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
             if issubclass(category, RenamedWarning):
-                say(f"Warning: {message}")
+                say(f"Warning: {printable(str(message))}")
             else:
                 others(message, category, *place)
 

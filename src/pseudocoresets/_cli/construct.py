@@ -19,20 +19,28 @@ from pseudocoresets.workflows.plan import make_plan, parse_options
 def construct(
     context: typer.Context,
     given: o.Given,
-    out: Annotated[Path, typer.Option("--out", help="Coreset file to write.")],
+    out: Annotated[Path, typer.Option("--out", help="Coreset file to write.", rich_help_panel=o.OUTPUT)],
     experts: Annotated[
-        Path | None, typer.Option("--experts", help="Folder of expert trajectories; bptt and random need none.")
+        Path | None,
+        typer.Option(
+            "--experts", help="Folder of expert trajectories; bptt and random need none.", rich_help_panel=o.EXPERTS
+        ),
     ] = None,
     dataset: o.DatasetName = "digits",
     method: o.MethodName = None,
     ipc: o.ImagesPerClass = 1,
     network: Annotated[
-        str | None, typer.Option("--network", help="Network; default: that of the experts, or convnet without any.")
+        str | None,
+        typer.Option(
+            "--network", help="Network; default: that of the experts, or convnet without any.", rich_help_panel=o.METHOD
+        ),
     ] = None,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
     method_options: o.MethodOptions = None,
-    initial: Annotated[Path | None, typer.Option("--initial", help="Coreset file to continue from.")] = None,
+    initial: Annotated[
+        Path | None, typer.Option("--initial", help="Coreset file to continue from.", rich_help_panel=o.CONSTRUCTION)
+    ] = None,
     checkpoint_seconds: o.CheckpointSeconds = CHECKPOINT_SECONDS,
     seed: o.Seed = 0,
     device: o.Device = "auto",

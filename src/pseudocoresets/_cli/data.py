@@ -10,6 +10,7 @@ import typer
 
 from pseudocoresets._cli.options import AsJson, DataDir
 from pseudocoresets._cli.output import print_json, print_table
+from pseudocoresets.core.text import printable
 
 if TYPE_CHECKING:
     from pseudocoresets.data import Dataset, DatasetEntry
@@ -168,9 +169,9 @@ def _print_facts(facts: dict[str, Any]) -> None:
     lines.append(["here", "yes" if facts["here"] else f"no ('bpc data fetch {facts['name'].partition('?')[0]}')"])
     if "picture" in facts:
         lines.append(["picture", facts["picture"]])
-    typer.echo(facts["name"])
+    typer.echo(printable(facts["name"]))
     for key, value in lines:
-        typer.echo(f"  {key:<9} {value}")
+        typer.echo(f"  {key:<9} {printable(value)}")
     if "balance" in facts:
         rows = [[each["class"], f"{each['train']:,}", f"{each['test']:,}"] for each in facts["balance"]]
         print_table("Class balance", ("class", "train", "test"), rows)

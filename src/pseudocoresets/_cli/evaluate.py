@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pseudocoresets._cli import options as o
-from pseudocoresets._cli.output import print_json, print_metrics
+from pseudocoresets._cli.output import print_json, print_metrics, warn_of_chains
 from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.workflows.evaluate import evaluate_file
 
@@ -17,19 +17,23 @@ from pseudocoresets.workflows.evaluate import evaluate_file
 def evaluate(
     context: typer.Context,
     given: o.Given,
-    coreset_file: Annotated[Path, typer.Argument(help="Coreset file.")],
+    coreset_file: Annotated[Path, typer.Argument(help="Coreset file, or a run folder.")],
     dataset: Annotated[
-        str | None, typer.Option("--dataset", help="Default: the one the coreset was made from.")
+        str | None,
+        typer.Option("--dataset", help="Default: the one the coreset was made from.", rich_help_panel=o.DATA),
     ] = None,
     protocol: o.Protocol = "cold",
     sampler: o.SamplerName = None,
     network: Annotated[
-        str | None, typer.Option("--network", help="Default: the one the coreset was made with.")
+        str | None,
+        typer.Option("--network", help="Default: the one the coreset was made with.", rich_help_panel=o.METHOD),
     ] = None,
     experts: o.ExpertsDir = None,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
-    out: Annotated[Path | None, typer.Option("--out", help="Also write the metrics to this JSON file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Also write the metrics to this JSON file.", rich_help_panel=o.OUTPUT)
+    ] = None,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     json: o.AsJson = False,
@@ -52,6 +56,7 @@ def evaluate(
         seed=seed,
         **given,
     )
+    warn_of_chains(metrics)
     if json:
         print_json(metrics)
     else:

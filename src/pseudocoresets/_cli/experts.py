@@ -24,14 +24,18 @@ def experts(
     given: o.Given,
     dataset: o.DatasetName = "digits",
     network: o.NetworkName = "convnet",
-    out: Annotated[Path, typer.Option("--out", "--experts", help="Folder to create, add to or resume.")] = Path(
-        "experts"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "--experts", help="Folder to create, add to or resume.", rich_help_panel=o.OUTPUT)
+    ] = Path("experts"),
     count: Annotated[
-        int | None, typer.Option("--expert-count", "--count", max=1_000_000, help="Experts to have in the end.")
+        int | None,
+        typer.Option(
+            "--expert-count", "--count", max=1_000_000, help="Experts to have in the end.", rich_help_panel=o.EXPERTS
+        ),
     ] = None,
     population: Annotated[
-        int | None, typer.Option("--population", max=100_000, help="Experts trained side by side.")
+        int | None,
+        typer.Option("--population", max=100_000, help="Experts trained side by side.", rich_help_panel=o.EXPERTS),
     ] = None,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",

@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
+from typer.models import OptionInfo
 
 from pseudocoresets.core.progress import for_stream
 from pseudocoresets.core.settings import alternatives, type_hints
@@ -17,35 +18,81 @@ from pseudocoresets.core.settings import alternatives, type_hints
 if TYPE_CHECKING:
     from pseudocoresets.workflows.place import Workplace
 
-DatasetName = Annotated[str, typer.Option("--dataset", help="Data set: a name ('bpc data list') or folder:PATH.")]
-DataDir = Annotated[Path, typer.Option("--data-dir", help="Folder that holds the data sets, or gets them.")]
+DATA, METHOD, OUTPUT = "Data", "Method", "Output"
+EXPERTS, CONSTRUCTION, SAMPLING, SHARED = "Experts", "Construction", "Sampling", "Several stages at once"
+MACHINE = "Machine"
+PANELS = (DATA, METHOD, CONSTRUCTION, SAMPLING, EXPERTS, SHARED, OUTPUT, MACHINE)
+"""The groups that help shows options in, those that most people want first."""
+PANEL_OF = {"experts": EXPERTS, "construction": CONSTRUCTION, "sampling": SAMPLING}
+"""Where the settings of a part are shown."""
+
+DatasetName = Annotated[
+    str,
+    typer.Option("--dataset", help="Data set: a name ('bpc data list') or folder:PATH.", rich_help_panel=DATA),
+]
+DataDir = Annotated[
+    Path, typer.Option("--data-dir", help="Folder that holds the data sets, or gets them.", rich_help_panel=DATA)
+]
 NetworkName = Annotated[
-    str, typer.Option("--network", help="Network and its options, such as convnet or convnet:depth=3,width=128.")
+    str,
+    typer.Option(
+        "--network",
+        help="Network and its options, such as convnet or convnet:depth=3,width=128.",
+        rich_help_panel=METHOD,
+    ),
 ]
 MethodName = Annotated[
     str | None,
-    typer.Option("--method", help="Construction method, or 'random' for real images. Default: the preset's."),
+    typer.Option(
+        "--method",
+        help="Construction method ('bpc methods'), or 'random' for real images. Default: the preset's.",
+        rich_help_panel=METHOD,
+    ),
 ]
-ImagesPerClass = Annotated[int, typer.Option("--ipc", help="Images per class.")]
-ExpertsDir = Annotated[Path | None, typer.Option("--experts", help="Folder of expert trajectories.")]
-ExpertCount = Annotated[int | None, typer.Option("--expert-count", max=1_000_000, help="Number of experts.")]
-SamplerName = Annotated[str | None, typer.Option("--sampler", help="Sampler of the posterior; default: the preset's.")]
-Protocol = Annotated[str, typer.Option("--protocol", help="cold, point or expert.")]
+ImagesPerClass = Annotated[int, typer.Option("--ipc", help="Images per class.", rich_help_panel=METHOD)]
+ExpertsDir = Annotated[
+    Path | None, typer.Option("--experts", help="Folder of expert trajectories.", rich_help_panel=EXPERTS)
+]
+ExpertCount = Annotated[
+    int | None, typer.Option("--expert-count", max=1_000_000, help="Number of experts.", rich_help_panel=EXPERTS)
+]
+SamplerName = Annotated[
+    str | None,
+    typer.Option("--sampler", help="Sampler of the posterior; default: the preset's.", rich_help_panel=SAMPLING),
+]
+Protocol = Annotated[str, typer.Option("--protocol", help="cold, point or expert.", rich_help_panel=SAMPLING)]
 MethodOptions = Annotated[
-    list[str] | None, typer.Option("--set", help="An option of the method, such as --set expert_epochs=0; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set", help="An option of the method, such as --set expert_epochs=0; repeatable.", rich_help_panel=METHOD
+    ),
 ]
 CheckpointSeconds = Annotated[
     float,
     typer.Option(
-        "--checkpoint-seconds", min=0, max=1e9, help="Time between two checkpoints, from which a killed run goes on."
+        "--checkpoint-seconds",
+        min=0,
+        max=1e9,
+        help="Time between two checkpoints, from which a killed run goes on.",
+        rich_help_panel=CONSTRUCTION,
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", min=-(2**63), max=2**63 - 1, help="Seed of everything random.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
-PresetName = Annotated[
-    str, typer.Option("--preset", help="Where settings not given here come from: quick, paper or a JSON file.")
+Seed = Annotated[
+    int,
+    typer.Option("--seed", min=-(2**63), max=2**63 - 1, help="Seed of everything random.", rich_help_panel=METHOD),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.", rich_help_panel=MACHINE)]
+PresetName = Annotated[
+    str,
+    typer.Option(
+        "--preset",
+        help="Where settings not given here come from: quick, paper or a JSON file.",
+        rich_help_panel=METHOD,
+    ),
+]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document instead of a table.", rich_help_panel=OUTPUT)
+]
 
 Given = dict[str, Any]
 """By part, the settings that the user gave; the others stay with the preset."""
@@ -88,7 +135,7 @@ class SettingOption:
     def parameter(self) -> inspect.Parameter:
         parts = [part for part, _ in self.settings]
         where = f" In {parts[0]} alone." if self.wins else f" In {', '.join(parts)}." if len(parts) > 1 else ""
-        panel = f"Settings of {parts[0] if len(parts) == 1 else 'several parts'} (default: the preset's)"
+        panel = PANEL_OF.get(parts[0], parts[0]) if len(parts) == 1 else SHARED
         default = typer.Option(None, *self.names, help=self.help + where, rich_help_panel=panel, show_default=False)
         kind = inspect.Parameter.KEYWORD_ONLY
         return inspect.Parameter(self.name, kind, default=default, annotation=self.kind | None)
@@ -118,12 +165,20 @@ def with_settings(**parts: type) -> Callable[[Callable[..., None]], Callable[...
             for parameter in own.parameters.values()
             if parameter.name != "given"
         ]
-        signature = own.replace(parameters=[*kept, *(option.parameter() for option in options)])
+        parameters = [*kept, *(option.parameter() for option in options)]
+        signature = own.replace(parameters=sorted(parameters, key=_panel_order))
         vars(call)["__signature__"] = signature
         call.__annotations__ = {each.name: each.annotation for each in signature.parameters.values()}
         return call
 
     return decorate
+
+
+def _panel_order(parameter: inspect.Parameter) -> int:
+    """What is in no group, such as an argument, stands first."""
+    described = [parameter.default, *get_args(parameter.annotation)]
+    panels = [each.rich_help_panel for each in described if isinstance(each, OptionInfo)]
+    return PANELS.index(panels[0]) if panels and panels[0] in PANELS else -1
 
 
 def _options(parts: dict[str, type], taken: set[str]) -> list[SettingOption]:

@@ -8,9 +8,13 @@ from typing import Any
 
 import typer
 
+from pseudocoresets._cli.process import say
 from pseudocoresets._io.documents import json_text
+from pseudocoresets.core.text import printable
 
-WIDTH_WITHOUT_TERMINAL = 120
+WIDTH_WITHOUT_TERMINAL = 10_000
+"""Wider than any table: what is piped is not shortened."""
+CAPTION_WIDTH = 100
 
 
 def print_json(document: Any) -> None:
@@ -18,29 +22,42 @@ def print_json(document: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
-    """A table on standard output; the first column is text, the others are numbers."""
+    """A table on standard output; the first column is text, the others are numbers, and nothing in it is markup."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, caption=caption or None, title_justify="left", caption_justify="left")
+    table = Table(title=Text(printable(title)), title_justify="left")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right")
+        table.add_column(Text(column), justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(Text(printable(cell)) for cell in row))
     width = None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL
-    Console(width=width, highlight=False).print(table)
+    console = Console(width=width, highlight=False, markup=False)
+    console.print(table)
+    for line in caption.splitlines():
+        console.print(printable(line), style="dim", width=None if console.is_terminal else CAPTION_WIDTH)
 
 
 def print_metrics(title: str, metrics: Mapping[str, Any], caption: str = "") -> None:
     """A coreset's scores below those of its control."""
     from pseudocoresets.evaluation import METRICS
+    from pseudocoresets.evaluation.report import method_title
 
     columns = ["", *(metric.title for metric in METRICS.values()), "BMA accuracy %", "BMA NLL"]
     rows = [
         ["random real images (control)", *_cells(metrics["control"])],
-        [f"{metrics['method']} coreset", *_cells(metrics)],
+        [f"{method_title(metrics['method'], metrics['labels_learned'])} coreset", *_cells(metrics)],
     ]
     print_table(title, columns, rows, caption)
+
+
+def warn_of_chains(metrics: Mapping[str, Any]) -> None:
+    """Say on standard error if the chains of the coreset or of its control disagree."""
+    for name, block in (("coreset", metrics), ("control", metrics["control"])):
+        warning = (block["diagnostics"] or {}).get("warning")
+        if warning:
+            say(f"Warning: the chains of the {name} disagree. {warning}")
 
 
 def _cells(report: Mapping[str, Any]) -> list[str]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pseudocoresets._cli import options as o
-from pseudocoresets._cli.output import print_json, print_metrics
+from pseudocoresets._cli.output import print_json, print_metrics, warn_of_chains
 from pseudocoresets._report import write_report
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.sources.experts import ExpertSettings
-from pseudocoresets.workflows.plan import make_plan, parse_options
+from pseudocoresets.workflows.plan import Plan, make_plan, parse_options
 from pseudocoresets.workflows.run import folder_for, run_plan
 
 
@@ -25,7 +26,10 @@ def run(
     method: o.MethodName = None,
     ipc: o.ImagesPerClass = 1,
     network: o.NetworkName = "convnet",
-    out: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/DATASET-METHOD-ipcN.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Run folder; default runs/DATASET-METHOD-ipcN.", rich_help_panel=o.OUTPUT),
+    ] = None,
     experts: o.ExpertsDir = None,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
@@ -58,6 +62,7 @@ def run(
     place = o.place_of(context, device)
     outcome = run_plan(plan, folder, data_dir=data_dir, experts_dir=experts, place=place)
     page = write_report(outcome.folder)
+    warn_of_chains(outcome.metrics)
     if json:
         print_json(outcome.metrics)
         return
@@ -67,4 +72,21 @@ def run(
         f"control: {plan.control_draws} draws of real images. {outcome.metrics['seconds']:.0f} s in all."
     )
     print_metrics(f"{dataset}, {ipc} image(s) per class", outcome.metrics, caption)
-    typer.echo(f"Report: {page}")
+    typer.echo(f"Report: {page}\n\nNext:")
+    for command, purpose in next_commands(plan, outcome.folder, experts):
+        typer.echo(f"  {command}\n      {purpose}")
+
+
+def next_commands(plan: Plan, folder: Path, experts: Path | None) -> list[tuple[str, str]]:
+    """What one would want after a run, as it is typed, and what it is for."""
+    kept = experts or folder / "experts"
+    beside = [name for name in (plan.method, "wasserstein", "random") if name != plan.method]
+    methods = ",".join([plan.method, *beside])
+    compare = ["bpc", "compare", "--dataset", plan.dataset, "--ipc", str(plan.construction.ipc), "--methods", methods]
+    if plan.needs_experts():
+        compare += ["--experts", str(kept)]
+    return [
+        (shlex.join(["bpc", "evaluate", str(folder), "--protocol", "point"]), "train one network on the coreset"),
+        (shlex.join(compare), "other methods beside this one"),
+        (shlex.join(["bpc", "show", str(folder), "--out", "coreset.png"]), "a picture of the coreset"),
+    ]

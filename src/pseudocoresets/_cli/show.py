@@ -12,7 +12,9 @@ from pseudocoresets._io.documents import json_text
 
 
 def show(
-    coreset_file: Annotated[Path, typer.Argument(help="A coreset file (safetensors).", show_default=False)],
+    coreset_file: Annotated[
+        Path, typer.Argument(help="A coreset file (safetensors), or a run folder.", show_default=False)
+    ],
     out: Annotated[
         Path | None,
         typer.Option(help="Where to write the PNG. Default: beside the coreset file.", show_default=False),
@@ -25,8 +27,9 @@ def show(
     Example: bpc show c.safetensors --out c.png
     """
     from pseudocoresets._io.files import require_writable
-    from pseudocoresets.coreset import Coreset
+    from pseudocoresets.coreset import Coreset, coreset_path
 
+    coreset_file = coreset_path(coreset_file)
     picture = coreset_file.with_suffix(".png") if out is None else out
     require_writable(picture)
     coreset = Coreset.load(coreset_file, data_dir=data_dir)

@@ -10,12 +10,11 @@ from typing import Any
 
 from pseudocoresets._io.files import read_json
 from pseudocoresets.core.errors import FileFormatError, InputError
-from pseudocoresets.coreset import Coreset
+from pseudocoresets.coreset import CORESET_FILE, Coreset
 
 CONFIGURATION_FILE = "config.json"
 METRICS_FILE = "metrics.json"
 LOG_FILE = "log.jsonl"
-CORESET_FILE = "coreset.safetensors"
 INITIAL_FILE = "initial.safetensors"
 
 

@@ -72,13 +72,13 @@ class Bar:
         from rich.progress import Progress as RichProgress
 
         self._bars = RichProgress(
-            TextColumn("{task.description:<34}"),
+            TextColumn("{task.description:<34}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=Console(file=stream),
         )
 

@@ -62,7 +62,7 @@ class Wasserstein(GradientMethod):
 
     def __post_init__(self) -> None:
         require_at_least(
-            "The Wasserstein method",
+            f"The method '{self.name}'",
             expert_epochs=(self.expert_epochs, 1),
             chains=(self.chains, 1),
             steps=(self.steps, 1),
@@ -76,7 +76,8 @@ class Wasserstein(GradientMethod):
         return {STEP_SIZE: Hyperparameter(self.step_size, self.step_size_learning_rate)}
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
-        draw = problem.draw("The Wasserstein method", self.chains, self.max_start_epoch, self.expert_epochs, randomness)
+        whose = f"The method '{self.name}'"
+        draw = problem.draw(whose, self.chains, self.max_start_epoch, self.expert_epochs, randomness)
         value = self.match(points, problem, draw, randomness).loss
         return Loss(value, {STEP_SIZE: points.hyperparameters[STEP_SIZE].detach()})
 
