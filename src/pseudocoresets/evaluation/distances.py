@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -70,6 +71,14 @@ class Distances:
     def as_json(self) -> dict[str, Any]:
         """The fields, with ``None`` for what is not finite, which JSON does not know."""
         return finite_fields(asdict(self))
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Distances:
+        """What :meth:`as_json` gave; a number that was not finite and must be there is not a number."""
+        required = {each.name for each in fields(cls) if each.default is MISSING}
+        found: dict[str, Any] = dict(document)
+        found.update({name: math.nan for name in required if found[name] is None})
+        return cls(**found)
 
 
 @runtime_checkable

@@ -84,6 +84,10 @@ class Yardstick:
         """Other draws, by which the result of a search is judged."""
         return self._drawn(1)
 
+    def prepare(self) -> None:
+        """Draw now what would be drawn when first needed."""
+        _ = self.learning, self.judging
+
     def divergence(self, points: Points) -> float:
         """An estimate of KL(pi || pi_u) in nats; infinite where pi_u has no nearest Gaussian."""
         try:

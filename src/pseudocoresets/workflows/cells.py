@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +24,7 @@ from pseudocoresets._io.files import make_folder, read_json, write_json, write_t
 from pseudocoresets.core.errors import PseudocoresetsError
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.coreset import library_versions
+from pseudocoresets.workflows.parallel import Mapper
 
 Document = Mapping[str, Any]
 """What is known of a cell, as JSON holds it."""
@@ -63,12 +65,17 @@ class Judge(Protocol):
         ...
 
 
-def run_cells(cells: Sequence[Cell], judge: Judge, progress: Progress | None = None) -> Iterator[Outcome]:
-    """Every cell in turn, as soon as it is there; only an interrupt ends the loop before the last one."""
+def run_cells(
+    cells: Sequence[Cell], judge: Judge, progress: Progress | None = None, mapper: Mapper = map
+) -> Iterator[Outcome]:
+    """Every cell in turn, as soon as it is there; only an interrupt ends the loop before the last one.
+
+    ``mapper`` may compute them in other processes; what the judge keeps to itself then stays there.
+    """
     with task(progress or Silent(), "coresets", len(cells)) as shown:
-        for cell in cells:
-            yield _attempt(cell, judge)
-            shown.advance(note=f"{cell.method} {cell.size}")
+        for outcome in mapper(partial(_attempt, judge=judge), cells):
+            yield outcome
+            shown.advance(note=f"{outcome.cell.method} {outcome.cell.size}")
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
