@@ -189,7 +189,7 @@ def run_study(
         floor = distance(again, reference, data.model, data.held_out)
         judge = _RowJudge(data, fit, reference, length, None if folder is None else Path(folder), price)
         cells = [Cell(*each) for each in itertools.product(methods, sizes, seeds)]
-        rows = tuple(judge.row(outcome) for outcome in run_cells(cells, judge, progress, mapper))
+        rows = tuple(judge.row(outcome) for outcome in run_cells(cells, judge, progress, mapper=mapper))
     return Study(data, reference, floor, rows, judge.coresets)
 
 
@@ -270,7 +270,7 @@ class _RowJudge:
             "r_hat": samples.r_hat,
         }
 
-    def row(self, outcome: Outcome) -> StudyRow:
+    def row(self, outcome: Outcome[Cell]) -> StudyRow:
         cell, found = outcome.cell, outcome.document
         if found is None:
             return StudyRow(*cell, None, outcome.seconds, math.nan, math.nan, outcome.failure)
@@ -278,7 +278,7 @@ class _RowJudge:
             self.coresets[cell] = Coreset.load(folder / CORESET)
         distances, seconds = Distances.from_json(found["distances"]), found["build_seconds"]
         per_draw, r_hat = as_number(found["seconds_per_draw"]), as_number(found["r_hat"])
-        return StudyRow(*cell, distances, seconds, per_draw, r_hat, returned=found["returned"])
+        return StudyRow(*cell, distances, seconds, per_draw, r_hat, returned=found.get("returned"))
 
 
 def _numbers(distances: Distances) -> list[str]:
