@@ -96,6 +96,11 @@ def test_label_distillation_is_plain_training_differentiated_in_the_labels() -> 
     assert_same(gradients(loss, points), gradients(expected, points))
 
 
+def test_steps_of_the_published_label_distillation_see_half_of_the_images() -> None:
+    assert pc.preset("paper", "cifar10", 10).method_options("ld") == {"points_per_step": 50}
+    assert pc.preset("paper", "cifar10", 1).method_options("ld") == {}
+
+
 def test_label_distillation_learns_labels_and_leaves_the_images(digits: Dataset) -> None:
     how = {"network": "mlp:depth=1,width=16", "device": "cpu", "method_options": {"batch_size": 64}}
     made = pc.construct(digits, None, "ld", 1, iterations=3, **how)
