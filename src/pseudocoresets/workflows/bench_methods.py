@@ -111,6 +111,13 @@ class MethodCost:
             return None
         return self.published.seconds / self.ours.seconds
 
+    @property
+    def paper(self) -> Cost | None:
+        """The paper's cost of one update."""
+        if self.paper_seconds is None or self.paper_memory_gb is None:
+            return None
+        return Cost(self.paper_seconds / self.paper_updates, round(1e9 * self.paper_memory_gb))
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"times_faster": self.times_faster}
 
