@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from pseudocoresets import presets
 from pseudocoresets.backends import Backend, ChainPlan, choose_backend
 from pseudocoresets.core.devices import resolve_device, threads_for
-from pseudocoresets.core.energy import Energy, Model
+from pseudocoresets.core.energy import Energy, Model, require_signal
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.options import written
 from pseudocoresets.core.points import Points
@@ -90,14 +91,9 @@ def sample_posterior(
     if model is not None or not coreset.holds_images:
         if model is None:
             raise InputError("A coreset of rows has the posterior of a model: give it as model=...")
-        return sample_model_posterior(
-            coreset.points,
-            model,
-            sampler or "nuts",
-            MODEL_CHAINS if chains is None else chains,
-            progress=progress,
-            **settings,
-        )
+        chains = MODEL_CHAINS if chains is None else chains
+        drawn = sample_model_posterior(coreset.points, model, sampler or "nuts", chains, progress=progress, **settings)
+        return replace(drawn, coreset=coreset)
     if start not in PROTOCOLS:
         raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{start}'.")
     own = presets.preset(preset, coreset.source, max(1, round(coreset.images_per_class)))
@@ -131,6 +127,8 @@ def sample_network_posterior(
 ) -> PosteriorSamples:
     """The same with everything chosen, for a coreset of images."""
     transform = coreset.require_images()
+    if start != "point":
+        require_signal(float(coreset.weights.sum()), coreset.data_size, settings.temperature)
     randomness = Randomness.for_purpose(settings.seed, "sample", start, device=device)
     positions = _start_positions(start, network, experts, settings, device)
     posterior = _Posterior(coreset, network, settings, randomness, backend, augmentation)
