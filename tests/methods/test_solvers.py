@@ -11,7 +11,16 @@ from torch import Tensor
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import kl_divergence
 from pseudocoresets.core.points import Points, Rows
-from pseudocoresets.methods import METHODS, SOLVERS, Problem, Solver, row_problem, starting_points
+from pseudocoresets.methods import (
+    METHODS,
+    SOLVERS,
+    Problem,
+    Solver,
+    SparseHamiltonianFlow,
+    TuningFreeCoresetMCMC,
+    row_problem,
+    starting_points,
+)
 from pseudocoresets.methods.laplace_wasserstein import differentiable_laplace
 from pseudocoresets.methods.lbfgs import points_of
 from pseudocoresets.methods.moment_matching import ForwardKLLoss
@@ -35,7 +44,11 @@ from pseudocoresets.sources.gaussian_fit import expected_log_joint, fit_gaussian
 
 DOUBLE = torch.float64
 SOLVER = {solver.name: solver for solver in SOLVERS}
-QUICK = {"coreset-mcmc": CoresetMCMC(iterations=50)}
+QUICK: dict[str, Solver] = {
+    "coreset-mcmc": CoresetMCMC(iterations=50),
+    "coreset-mcmc-free": TuningFreeCoresetMCMC(iterations=50),
+    "hamiltonian-flow": SparseHamiltonianFlow(iterations=20),
+}
 REAL = [solver.name for solver in SOLVERS if not solver.synthetic]
 
 
