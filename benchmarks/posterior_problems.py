@@ -1,19 +1,20 @@
 """All methods on problems that nobody tuned them for, beside `bayesiancoresets`: KL(full || coreset) by size and seed.
 
-    python benchmarks/posterior_problems.py --posteriordb FOLDER --peer CHECKOUT --out benchmarks/results/posterior_problems.json
+    python benchmarks/posterior_problems.py --posteriordb FOLDER --peer CHECKOUT --out FILE
 
 FOLDER holds posteriordb (github.com/stan-dev/posteriordb) and CHECKOUT the peer's repository; without the first, its
-problems are named as missing, and without the second the peer is left out. The posteriordb regressions are those of
-kidiq, earnings, nes, diamonds, mesquite, sblrc, sblri, wells, nes_logit and GLM_Poisson: features and a linear model's target are
-standardised, the prior is N(0, 10^2) in those units and a linear model's noise is known (its least-squares estimate). Where the
-published model has a flat prior too, the divergence from its reference draws is recorded beside ours (`kl_reference_draws`).
-The others are drawn here: separable, imbalanced, collinear, heavy-tailed, large counts, few data, many parameters.
+problems are named as missing, and without the second the peer is left out. The regressions of posteriordb are those of
+kidiq, earnings, nes, diamonds, mesquite, sblrc, sblri, wells, nes_logit and GLM_Poisson. Features and a linear model's
+target are standardised, the prior is N(0, 10^2) in those units and a linear model's noise is known (its least-squares
+estimate). Where the published model has a flat prior, the divergence from its reference draws is recorded beside
+(`kl_reference_draws`). The other problems are drawn here: separable, imbalanced, collinear, heavy-tailed, large counts,
+few data, many parameters.
 
 Every coreset is scored by importance sampling with draws that no construction has seen (`Yardstick` with another seed;
 in closed form for linear models). `verdict` holds, per problem and size, the medians over seeds, whether the best of
 ours is no worse than the best of the peer's, and the largest ratio of a checked method to the best of ours that need
-no cleverness (uniform, Frank-Wolfe, GIGA), where the issue asks for at most 1.1. Divergences below a thousandth of a nat count as equal.
-Problems that the file already holds are not measured again.
+no cleverness (uniform, Frank-Wolfe, GIGA), of which 1.1 is allowed. Divergences below a thousandth of a nat count as
+equal. What the peer cannot do is infinite. Problems that the file already holds are not measured again.
 """
 
 from __future__ import annotations
@@ -288,7 +289,12 @@ def _peer(
     import bayesiancoresets as bc
 
     bc.util.set_verbosity("error")
-    for size, points, seconds in build_with_peer(bc, ModelSide(case), method, sizes, seed, None):
+    try:
+        built = build_with_peer(bc, ModelSide(case), method, sizes, seed, None)
+    except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
+        yield from ((size, {"kl": math.inf, "failure": str(error)}) for size in sizes)
+        return
+    for size, points, seconds in built:
         yield size, {"kl": score.divergence(points) if len(points) else math.inf, **seconds}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pseudocoresets._io.files import finite_fields
@@ -19,6 +20,7 @@ from pseudocoresets.core.targets import all_points
 from pseudocoresets.methods import FrankWolfe, Giga, Method, Problem, Solver, Uniform
 from pseudocoresets.methods.selection.hilbert import hilbert_coreset
 from pseudocoresets.methods.solver import full_data, yardstick_of
+from pseudocoresets.sources.yardstick import Yardstick
 
 OWN, START, EVERYTHING = "own", "start", "all data"
 WAY_BACK = (0.5, 0.25, 0.125)
@@ -40,9 +42,13 @@ class Safeguard:
 
     def offer(self, name: str, points: Points) -> None:
         """Measure a candidate; one that is not clearly nearer than those before it is forgotten."""
-        self.divergences[name] = yardstick_of(self.problem).divergence(points)
+        self.divergences[name] = self._yardstick.divergence(points)
         if self._best is None or self.divergences[name] < CLEARLY * self.divergences[self._best[0]]:
             self._best = name, points
+
+    @cached_property
+    def _yardstick(self) -> Yardstick:
+        return yardstick_of(self.problem)
 
     def offer_way_back(self, start: Points, end: Points) -> None:
         """Points between ``start`` and ``end``, and ``start`` itself."""
