@@ -340,6 +340,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=lambda text: tuple(map(int, text.split(","))), default=SIZES)
     parser.add_argument("--methods", type=lambda text: tuple(text.split(",")), default=OURS)
     parser.add_argument("--peer-methods", type=lambda text: tuple(text.split(",")), default=PEER)
+    parser.add_argument("--problems", type=lambda text: text.split(";"), help="Names, separated by semicolons.")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
@@ -352,7 +353,8 @@ def main() -> None:
         print("missing (give --posteriordb):", ", ".join(missing))
     record = json.loads(options.out.read_text()) if options.out.is_file() else {"problems": {}}
     record.setdefault("runs", []).append(provenance() | {"command": " ".join(sys.argv[1:])})
-    waiting = [case for case in cases if case.name not in record["problems"]]
+    wanted = [case for case in cases if options.problems is None or case.name in options.problems]
+    waiting = [case for case in wanted if case.name not in record["problems"]]
     with processes(options.jobs) as mapper:
         for case, result in zip(waiting, mapper(partial(measured, options=options), waiting), strict=True):
             record["problems"][case.name] = result
