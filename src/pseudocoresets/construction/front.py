@@ -21,7 +21,7 @@ from pseudocoresets.core.devices import resolve_device
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError, RenamedWarning
 from pseudocoresets.core.points import AnyRows, as_rows
-from pseudocoresets.core.progress import Progress
+from pseudocoresets.core.progress import Progress, by_default
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.core.source import PosteriorSource
 from pseudocoresets.coreset import Coreset
@@ -73,6 +73,7 @@ def construct(
         checkpoint: Where a killed run goes on, written every ``checkpoint_seconds``.
         initial: A coreset to go on from.
         backend: How to compute; chosen for the device where none is given.
+        progress: Who is told how far it is; ``Silent()`` for nobody.
         settings: Those of ``ConstructionSettings``.
     """
     if "experts" in settings:
@@ -81,7 +82,11 @@ def construct(
         )
         source = settings.pop("experts")
     learned = partial(
-        _learned, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds, initial=initial, progress=progress
+        _learned,
+        checkpoint=checkpoint,
+        checkpoint_seconds=checkpoint_seconds,
+        initial=initial,
+        progress=progress or by_default(),
     )
     if not isinstance(data, Dataset):
         if model is None:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.backends import Backend, PlainBackend
-from pseudocoresets.core.devices import device_memory_error
+from pseudocoresets.core.devices import device_memory_error, threads_for
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
+from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.transforms import InputTransform
 from pseudocoresets.inference.settings import SamplingSettings
@@ -45,6 +46,8 @@ class PosteriorSamples:
     """From raw images to the network's inputs."""
     backend: Backend = field(default_factory=PlainBackend, repr=False, compare=False)
     """How predictions are computed."""
+    progress: Progress = field(default_factory=Silent, repr=False, compare=False)
+    """Who is told how far predictions are."""
     coreset: Coreset | None = field(default=None, repr=False, compare=False)
     """Whose posterior was sampled."""
     again: Callable[[Coreset], PosteriorSamples] | None = field(default=None, repr=False, compare=False)
@@ -83,8 +86,11 @@ class PosteriorSamples:
         chains, samples, _ = self.parameters.shape
         flat = self.parameters.flatten(0, 1)
         transform = self.transform.to(flat.device)
-        with torch.no_grad():
-            parts = [self._predict_batch(flat, chunk, transform) for chunk in images.split(PREDICTED_AT_ONCE)]
+        parts = []
+        with torch.no_grad(), threads_for(images.shape[1:]), task(self.progress, "predicting", len(images)) as shown:
+            for chunk in images.split(PREDICTED_AT_ONCE):
+                parts.append(self._predict_batch(flat, chunk, transform))
+                shown.advance(len(chunk))
         return torch.cat(parts, 1).unflatten(0, (chains, samples))
 
     def _predict_batch(self, parameters: Tensor, images: Tensor, transform: InputTransform) -> Tensor:

@@ -22,7 +22,7 @@ from pseudocoresets.core.errors import DivergenceError, FileFormatError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.points import AnyRows, as_rows
-from pseudocoresets.core.progress import Progress
+from pseudocoresets.core.progress import Progress, by_default
 from pseudocoresets.core.seeds import Randomness, derive_seed, generator_for
 from pseudocoresets.core.source import Draw
 from pseudocoresets.core.targets import WhitenedTarget, all_points, whitened_target
@@ -109,6 +109,7 @@ def reference_posterior(
                 path.unlink()
     nearest = (fit or GaussianFit(model, data)).gaussian
     target = whitened_target(model, all_points(data), nearest)
+    progress = progress or by_default()
     factor = 1
     while True:
         found = sample_whitened(model, target, NUTS(), factor * draws, factor * warmup, chains, seed, progress=progress)

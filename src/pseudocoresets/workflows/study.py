@@ -17,7 +17,7 @@ from pseudocoresets._io.files import write_json
 from pseudocoresets.construction import construct
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.fingerprint import fingerprint
-from pseudocoresets.core.progress import Progress
+from pseudocoresets.core.progress import Progress, Silent
 from pseudocoresets.core.seeds import derive_seed
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.tables import PosteriorData
@@ -172,11 +172,18 @@ class _RowJudge:
         data, (draws, warmup) = self.data, self.length
         price = self.fit.seconds if build_method(method).needs_source else 0.0
         began = time.perf_counter()
-        coreset = construct(data.rows, self.fit, method, model=data.model, size=size, seed=seed)
+        coreset = construct(data.rows, self.fit, method, model=data.model, size=size, seed=seed, progress=Silent())
         seconds = time.perf_counter() - began + price
         own_seed = derive_seed(seed, "coreset posterior", method, size)
         samples = sample_posterior(
-            coreset, "nuts", chains=CHAINS, model=data.model, samples=draws, warmup=warmup, seed=own_seed
+            coreset,
+            "nuts",
+            chains=CHAINS,
+            model=data.model,
+            samples=draws,
+            warmup=warmup,
+            seed=own_seed,
+            progress=Silent(),
         )
         self.coresets[cell] = coreset
         if (folder := self.folder(cell)) is not None:
