@@ -38,6 +38,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "psvi": {"steps": 2, "samples": 3, "langevin_steps": 1, "batch_size": 16},
     "bptt": {"steps": 2, "horizon": 6, "chains": 2, "batch_size": 16},
     "dm": {"batch_size": 16},
+    "gm": {"batch_size": 16, "matches": 3, "epochs": 2},
+    "dsa": {"batch_size": 16, "matches": 3, "epochs": 2},
+    "cafe": {"batch_size": 16, "watched_images": 8, "most_epochs": 2},
+    "cafe-dsa": {"batch_size": 16, "watched_images": 8, "most_epochs": 2},
     "mtt": {"steps": 2},
 }
 

@@ -11,6 +11,10 @@ from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.settings import check_options
 from pseudocoresets.methods.bptt import BPTT
 from pseudocoresets.methods.condensation.distribution_matching import DistributionMatching
+from pseudocoresets.methods.condensation.feature_alignment import FeatureAlignment
+from pseudocoresets.methods.condensation.gradient_matching import GradientMatching
+from pseudocoresets.methods.condensation.siamese_feature_alignment import SiameseFeatureAlignment
+from pseudocoresets.methods.condensation.siamese_gradient_matching import SiameseGradientMatching
 from pseudocoresets.methods.condensation.trajectory_matching import TrajectoryMatching
 from pseudocoresets.methods.contrastive import ContrastiveDivergence
 from pseudocoresets.methods.contrastive_wasserstein import ContrastiveWasserstein
@@ -57,6 +61,7 @@ __all__ = [
     "ContrastiveWasserstein",
     "CoresetMCMC",
     "DistributionMatching",
+    "FeatureAlignment",
     "ForwardKL",
     "ForwardKLByHMC",
     "ForwardKLByLaplace",
@@ -64,6 +69,7 @@ __all__ = [
     "GaussianPSVI",
     "GaussianReverseKL",
     "Giga",
+    "GradientMatching",
     "GradientMethod",
     "Hyperparameter",
     "LaplaceWasserstein",
@@ -76,6 +82,8 @@ __all__ = [
     "QuasiNewton",
     "RealData",
     "ReverseKL",
+    "SiameseFeatureAlignment",
+    "SiameseGradientMatching",
     "Solver",
     "SparseVI",
     "TrajectoryMatching",
@@ -102,6 +110,10 @@ _METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     ContrastiveWasserstein,
     BPTT,
     DistributionMatching,
+    GradientMatching,
+    SiameseGradientMatching,
+    FeatureAlignment,
+    SiameseFeatureAlignment,
     TrajectoryMatching,
     *SOLVERS,
 )
