@@ -112,7 +112,8 @@ def test_a_job_of_several_stages_is_one_bar_that_knows_the_time_left(monkeypatch
 def test_a_job_that_fails_is_not_called_done() -> None:
     lines: list[str] = []
     with pytest.raises(RuntimeError), Job(Lines(lines.append), "job", [Stage("a", 1)]) as job, job.stage("a"):
-        raise RuntimeError
+        with task(job, "doing a", 1):
+            raise RuntimeError
     assert lines == ["job: stopped at 0/1000"]
 
 

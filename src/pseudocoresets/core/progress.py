@@ -138,7 +138,7 @@ class InNotebook:
 
 
 class Job:
-    """Several tasks as one: the stages of a whole job on one bar, which ends when the job does.
+    """Several tasks as one: the stages of a whole job on one bar, from its first task to its end.
 
     A stage's ``work`` is what it is expected to cost, in any unit that all stages share. With the time t that has
     passed and the rate r of time per unit so far, what is left is the rest of the present stage at its own pace and
@@ -155,10 +155,11 @@ class Job:
 
     def __enter__(self) -> Job:
         self._began = time.monotonic()
-        self._shown.start(self._name, PARTS)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if not self._task:
+            return
         if kind is None:
             self._shown.advance(PARTS - self._position)
         self._shown.finish()
@@ -171,9 +172,12 @@ class Job:
         yield
         self._tasks_done = self._stages[self._at].tasks
         self._task_done = 0
-        self._show()
+        if self._task:
+            self._show()
 
     def start(self, task: str, total: int) -> None:
+        if not self._task:
+            self._shown.start(self._name, PARTS)
         self._task, self._task_done, self._task_total = task, 0, max(1, total)
         self._show()
 
