@@ -111,9 +111,9 @@ def test_a_job_of_several_stages_is_one_bar_that_knows_the_time_left(monkeypatch
 
 def test_a_job_that_fails_is_not_called_done() -> None:
     lines: list[str] = []
-    with pytest.raises(RuntimeError), Job(Lines(lines.append), "job", [Stage("a", 1)]) as job, job.stage("a"):
-        with task(job, "doing a", 1):
-            raise RuntimeError
+    job = Job(Lines(lines.append), "job", [Stage("a", 1)])
+    with pytest.raises(RuntimeError), job, job.stage("a"), task(job, "doing a", 1):
+        raise RuntimeError
     assert lines == ["job: stopped at 0/1000"]
 
 
