@@ -12,10 +12,13 @@ from typing import Any
 
 import safetensors
 import torch
+from markupsafe import Markup
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from pseudocoresets._io import display
 from pseudocoresets._io.files import read_tensors, write_tensors
+from pseudocoresets._io.pictures import Panel, image_grid, save_class_rows
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.data.catalogue import DatasetEntry
@@ -32,6 +35,8 @@ ROWS_VERSION = 3
 """Of files whose points are rows of a table."""
 CORESET_FILE = "coreset.safetensors"
 """Its name in a folder."""
+IMAGES_SHOWN = 100
+"""In a notebook."""
 TRANSFORM_PREFIX = "transform."
 
 
@@ -69,6 +74,28 @@ class Coreset:
     def __repr__(self) -> str:
         kind = "images" if self.holds_images else "rows"
         return f"Coreset({len(self)} {kind} for {self.data_size:,} of '{self.source}', by '{self.method}')"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the images, or the first rows, with their weights."""
+        if self.holds_images and self.is_whole:
+            most = max(1, IMAGES_SHOWN // max(1, len(self.classes)))
+            kept = [place for label in range(len(self.classes)) for place in self._of_class(label)[:most]]
+            grid = image_grid([Panel("", self.to_pixels()[kept], self.hard_labels[kept])], self.classes)
+            parts = [display.picture(grid, "one row of images per class")]
+            if len(kept) < len(self):
+                parts.append(Markup("<p>and {:,} more images</p>").format(len(self) - len(kept)))
+        else:
+            columns = [f"x{number + 1}" for number in range(min(display.MOST_ROWS, self.x[:1].numel()))]
+            flat, count = self.x.flatten(1)[:, : len(columns)], min(display.MOST_ROWS, len(self))
+            rows = [
+                [*(f"{value:.4g}" for value in flat[place].tolist()), _target(self.y[place]), f"{weight:.4g}"]
+                for place, weight in enumerate(self.weights[:count].tolist())
+            ]
+            parts = [display.table((*columns, "y", "weight"), rows, len(self) - count)]
+        return display.shown(repr(self), *parts)
+
+    def _of_class(self, label: int) -> list[int]:
+        return (self.hard_labels == label).nonzero().flatten().tolist()
 
     @property
     def points(self) -> Points:
@@ -115,8 +142,6 @@ class Coreset:
 
     def show(self, path: str | os.PathLike[str]) -> None:
         """Write a picture: one row per class, its name at the side, in true pixel space."""
-        from pseudocoresets._io.pictures import save_class_rows
-
         save_class_rows(path, self.to_pixels(), self.hard_labels, self.classes)
 
     @property
@@ -236,6 +261,10 @@ def require_same_shape(coreset: Coreset, data: Dataset | DatasetEntry) -> None:
             f"The coreset (from '{coreset.source}') has images of {shape} in {len(coreset.classes)} classes, but "
             f"'{data.name}' has {data.shape} in {len(data.classes)}; choose the data set that it was made from."
         )
+
+
+def _target(y: Tensor) -> str:
+    return ", ".join(f"{value:.4g}" for value in y.flatten().tolist())
 
 
 def half_if_exact(images: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +12,9 @@ import typer
 
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_metrics, warn_of_chains
+from pseudocoresets._io.files import write_json
 from pseudocoresets._report import write_report
+from pseudocoresets._report.run_folder import ABOUT_FILE
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.sources.experts import ExpertSettings
@@ -61,6 +65,8 @@ def run(
     folder = out or folder_for(dataset, plan.method, f"ipc{ipc}")
     place = o.place_of(context, device)
     outcome = run_plan(plan, folder, data_dir=data_dir, experts_dir=experts, place=place)
+    finished = datetime.now(UTC).isoformat(sep=" ", timespec="minutes")
+    write_json(outcome.folder / ABOUT_FILE, {"command": typed(), "finished": finished})
     page = write_report(outcome.folder)
     warn_of_chains(outcome.metrics)
     if json:
@@ -75,6 +81,11 @@ def run(
     typer.echo(f"Report: {page}\n\nNext:")
     for command, purpose in next_commands(plan, outcome.folder, experts):
         typer.echo(f"  {command}\n      {purpose}")
+
+
+def typed() -> str:
+    """The command as it was typed, for the record."""
+    return shlex.join(["bpc", *sys.argv[1:]])
 
 
 def next_commands(plan: Plan, folder: Path, experts: Path | None) -> list[tuple[str, str]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pseudocoresets._io import display
 from pseudocoresets.backends import Backend, PlainBackend
 from pseudocoresets.core.devices import device_memory_error, threads_for
 from pseudocoresets.core.energy import Model
@@ -24,7 +25,7 @@ from pseudocoresets.models.networks import Network
 PREDICTED_AT_ONCE = 1000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PosteriorSamples:
     """Parameters of one model in several chains, how they were drawn, and how to predict with them."""
 
@@ -52,6 +53,16 @@ class PosteriorSamples:
     """Whose posterior was sampled."""
     again: Callable[[Coreset], PosteriorSamples] | None = field(default=None, repr=False, compare=False)
     """Samples the posterior of another coreset in the same way, as a control does."""
+
+    def __repr__(self) -> str:
+        chains, samples, size = self.parameters.shape
+        return f"PosteriorSamples({chains} chains of {samples} samples, {size:,} parameters, start '{self.protocol}')"
+
+    def _repr_html_(self) -> str:
+        known = {"R-hat": self.r_hat, "effective sample size": self.ess, "seconds": self.seconds}
+        numbers = [(name, f"{value:.4g}") for name, value in known.items() if math.isfinite(value)]
+        settings = [(name.replace("_", " "), str(value)) for name, value in self.settings.as_json().items()]
+        return display.shown(repr(self), display.facts([*numbers, *settings]))
 
     @property
     def draws(self) -> Tensor:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from pseudocoresets._io.files import require_writable_folder, write_json
+from pseudocoresets._io.files import require_writable_folder, write_json, write_tensors
 from pseudocoresets.construction.loop import Construction
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.progress import Job, Stage
@@ -108,7 +109,18 @@ def _write_run(
     control.save(folder / "control.safetensors")
     write_log(folder / "log.jsonl", made.history)
     made.coreset.show(folder / "coreset.png")
+    sides = {"most": metrics["most_certain"], "least": metrics["least_certain"]}
+    examples = {side: data.test.images[[each["index"] for each in known]].cpu() for side, known in sides.items()}
+    write_tensors(folder / "examples.safetensors", {side: _as_bytes(each) for side, each in examples.items()}, {})
     write_json(folder / "metrics.json", metrics)
+
+
+def _as_bytes(images: Tensor) -> Tensor:
+    """Images as pictures show them, whatever they are made of."""
+    if images.dtype == torch.uint8:
+        return images
+    levels = images.float()
+    return (255 * levels / levels.max().clamp_min(1)).clamp(0, 255).round().to(torch.uint8)
 
 
 def stages_of(plan: Plan, data: Dataset) -> list[Stage]:
