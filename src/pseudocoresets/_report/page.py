@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from importlib.resources import files as package_files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -22,7 +22,11 @@ from pseudocoresets._report.results import average, result_groups, section
 from pseudocoresets._report.run_folder import Run, read_run
 from pseudocoresets._report.wording import as_text, count_of, duration, flattened, is_number, number
 from pseudocoresets.coreset import CORESET_FILE, Coreset, library_versions
+from pseudocoresets.evaluation.report import method_title
 from pseudocoresets.inference.settings import PROTOCOLS
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 REPORT_FILE = "report.html"
 FEW_PER_CLASS = 2
@@ -75,18 +79,9 @@ def write_report(run_folder: str | os.PathLike[str], out: str | os.PathLike[str]
 
 def render(run: Run) -> str:
     """The page as text. It makes no outside request: styles, pictures and charts are inside."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    template = environment.from_string(_resource("page.html"))
+    template = environment().from_string(resource("page.html"))
     return template.render(
-        style=Markup(_resource("page.css")),
+        style=Markup(resource("page.css")),
         title=f"Pseudo-coreset of {run.coreset.source}",
         summary=_summary(run),
         findings=findings(run),
@@ -109,11 +104,25 @@ def render(run: Run) -> str:
     )
 
 
+def environment() -> Environment:
+    """Where templates become pages: what is inserted is escaped, and a missing name is an error."""
+    from jinja2 import Environment, StrictUndefined
+
+    return Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
 def _summary(run: Run) -> str:
     coreset, metrics = run.coreset, run.metrics
     method = as_text(metrics.get("method", coreset.method))
+    labels = " with learned labels" if coreset.labels_learned else ""
     sentence = (
-        f"{count_of(len(coreset), 'image')} by the method '{method}' "
+        f"{count_of(len(coreset), 'image')}{labels} by the method '{method}' "
         f"{'stands' if len(coreset) == 1 else 'stand'} in for {coreset.data_size:,} real ones "
         f"of {coreset.source}"
     )
@@ -139,7 +148,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     size = (run.folder / CORESET_FILE).stat().st_size
     return [
         ("Data set", f"{coreset.source}, {count_of(len(coreset.classes), 'class', 'classes')}"),
-        ("Method", as_text(run.metrics.get("method", coreset.method))),
+        ("Method", method_title(as_text(run.metrics.get("method", coreset.method)), coreset.labels_learned)),
         ("Images", images),
         ("Network", _network(run)),
         ("File", f"{CORESET_FILE}, {size / 1000:,.1f} kB"),
@@ -268,5 +277,5 @@ def _timings(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows if total is None else [*rows, ("total", duration(total))]
 
 
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
     return package_files("pseudocoresets._report").joinpath(name).read_text(encoding="utf-8")

@@ -9,10 +9,14 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.settings import check_options
+from pseudocoresets.methods.black_box_vi import BlackBoxVI
 from pseudocoresets.methods.bptt import BPTT
+from pseudocoresets.methods.condensation.dataset_distillation import DatasetDistillation
 from pseudocoresets.methods.condensation.distribution_matching import DistributionMatching
 from pseudocoresets.methods.condensation.feature_alignment import FeatureAlignment
 from pseudocoresets.methods.condensation.gradient_matching import GradientMatching
+from pseudocoresets.methods.condensation.kernel_inducing_points import KernelInducingPoints
+from pseudocoresets.methods.condensation.label_distillation import LabelDistillation
 from pseudocoresets.methods.condensation.siamese_feature_alignment import SiameseFeatureAlignment
 from pseudocoresets.methods.condensation.siamese_gradient_matching import SiameseGradientMatching
 from pseudocoresets.methods.condensation.trajectory_matching import TrajectoryMatching
@@ -30,7 +34,9 @@ from pseudocoresets.methods.psvi import PseudocoresetVI
 from pseudocoresets.methods.renamed import method_options_from
 from pseudocoresets.methods.reverse_kl import ReverseKL
 from pseudocoresets.methods.rows import row_problem
-from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC
+from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC, TuningFreeCoresetMCMC
+from pseudocoresets.methods.selection.hamiltonian_flow import SparseHamiltonianFlow
+from pseudocoresets.methods.selection.hard_thresholding import HardThresholding
 from pseudocoresets.methods.selection.hilbert import FrankWolfe, Giga
 from pseudocoresets.methods.selection.sparse_vi import SparseVI
 from pseudocoresets.methods.selection.uniform import Uniform
@@ -47,9 +53,12 @@ SOLVERS: tuple[type[Solver], ...] = (
     Uniform,
     FrankWolfe,
     Giga,
+    HardThresholding,
     SparseVI,
     QuasiNewton,
     CoresetMCMC,
+    TuningFreeCoresetMCMC,
+    SparseHamiltonianFlow,
 )
 """Those that find their points directly, for models whose curvature is known."""
 
@@ -57,9 +66,11 @@ __all__ = [
     "BPTT",
     "METHODS",
     "SOLVERS",
+    "BlackBoxVI",
     "ContrastiveDivergence",
     "ContrastiveWasserstein",
     "CoresetMCMC",
+    "DatasetDistillation",
     "DistributionMatching",
     "FeatureAlignment",
     "ForwardKL",
@@ -71,7 +82,10 @@ __all__ = [
     "Giga",
     "GradientMatching",
     "GradientMethod",
+    "HardThresholding",
     "Hyperparameter",
+    "KernelInducingPoints",
+    "LabelDistillation",
     "LaplaceWasserstein",
     "Loss",
     "Method",
@@ -85,8 +99,10 @@ __all__ = [
     "SiameseFeatureAlignment",
     "SiameseGradientMatching",
     "Solver",
+    "SparseHamiltonianFlow",
     "SparseVI",
     "TrajectoryMatching",
+    "TuningFreeCoresetMCMC",
     "Uniform",
     "Wasserstein",
     "build_gradient_method",
@@ -107,6 +123,7 @@ _METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     ForwardKLByHMC,
     ForwardKLByLaplace,
     PseudocoresetVI,
+    BlackBoxVI,
     ContrastiveWasserstein,
     BPTT,
     DistributionMatching,
@@ -115,6 +132,9 @@ _METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     FeatureAlignment,
     SiameseFeatureAlignment,
     TrajectoryMatching,
+    DatasetDistillation,
+    LabelDistillation,
+    KernelInducingPoints,
     *SOLVERS,
 )
 METHODS: Registry[Callable[..., Method]] = Registry(
