@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pseudocoresets._io.files import read_json, read_tensors
+from pseudocoresets._io.documents import parse_json
+from pseudocoresets._io.files import read_json, read_tensors, require_regular
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.coreset import CORESET_FILE, Coreset
 
@@ -81,6 +81,7 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
     A last line without an end is what a killed run leaves, so it is dropped.
     """
     try:
+        require_regular(path)
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise FileFormatError(f"Cannot read '{path}': {error}.") from None
@@ -89,9 +90,9 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             records[int(record["iteration"])] = record
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             raise FileFormatError(
                 f"Line {number} of '{path}' is not a JSON object with an iteration; restore the file from a copy."
             ) from None
