@@ -280,7 +280,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    navigation = re.findall(r"^  - .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    navigation = re.findall(r"^ +- .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
     assert pages - set(navigation) == set()
 
