@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -41,8 +42,10 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.core.settings import Range
 from pseudocoresets.data.catalogue import DatasetEntry
 from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.data.download import fetch_by_hash
 from pseudocoresets.data.restoring import MissingWhitening, with_origin, without_matrices
 from pseudocoresets.data.transforms import InputTransform, WhiteningOrigin
+from pseudocoresets.data.zca_cache import cache_folder
 from pseudocoresets.models.networks import NETWORK_KIND, NetworkSpec, spec_from_json
 
 FORMAT = "pseudocoreset"
@@ -269,7 +272,9 @@ class Coreset:
         device: str | torch.device = "cpu",
         data_dir: str | os.PathLike[str] | None = None,
     ) -> Coreset:
-        """Read a coreset file, or that of a run folder, checking that it is whole and consistent.
+        """Read a coreset file, or that of a run folder or an address, checking that it is whole and consistent.
+
+        An address comes with the hash of its file: ``https://.../coreset.safetensors#sha256=HASH``.
 
         The whitening of a compact file comes from the user's cache, or is fitted again on the data set if ``data_dir``
         holds it. Else the coreset has all but that: it can be trained on and sampled from, and ``restored`` brings it.
@@ -327,13 +332,28 @@ class Coreset:
 
 
 def coreset_path(path: str | os.PathLike[str]) -> Path:
-    """The file itself, or the coreset of a folder that ``bpc run`` or ``bpc share`` wrote."""
+    """The file itself, the coreset of a folder that ``bpc run`` or ``bpc share`` wrote, or a copy from an address."""
+    if str(path).startswith(("https://", "http://")):
+        return _from_address(str(path))
     path = Path(path)
     if not path.is_dir():
         return path
     if not (path / CORESET_FILE).is_file():
         raise InputError(f"The folder '{path}' holds no {CORESET_FILE}; name a coreset file, or a run's folder.")
     return path / CORESET_FILE
+
+
+def _from_address(address: str) -> Path:
+    """The file at ``ADDRESS#sha256=HASH``, from the user's cache if it was fetched before."""
+    plain, _, digest = address.partition("#sha256=")
+    if not re.fullmatch("[0-9a-f]{64}", digest):
+        raise InputError(
+            f"Say which file '{plain}' should be: ADDRESS#sha256=HASH, as the README of a shared coreset has it."
+        )
+    place = cache_folder() / f"coreset-{digest}.safetensors"
+    if not place.is_file():
+        fetch_by_hash(plain, digest, place)
+    return place
 
 
 def require_same_shape(coreset: Coreset, data: Dataset | DatasetEntry) -> None:

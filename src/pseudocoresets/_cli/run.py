@@ -99,5 +99,5 @@ def next_commands(plan: Plan, folder: Path, experts: Path | None) -> list[tuple[
     return [
         (shlex.join(["bpc", "evaluate", str(folder), "--protocol", "point"]), "train one network on the coreset"),
         (shlex.join(compare), "other methods beside this one"),
-        (shlex.join(["bpc", "show", str(folder), "--out", "coreset.png"]), "a picture of the coreset"),
+        (shlex.join(["bpc", "share", str(folder), "--out", f"{folder}-shared"]), "a folder to publish, with its card"),
     ]
