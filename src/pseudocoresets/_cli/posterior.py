@@ -41,6 +41,13 @@ def posterior(
     ] = "breast-cancer",
     model: Annotated[str, typer.Option("--model", help=f"auto, {', '.join(MODEL_NAMES)}.")] = "auto",
     target: Annotated[str | None, typer.Option("--target", help="Target column of a file.")] = None,
+    event: Annotated[
+        str | None, typer.Option("--event", help="Column of a file that is 1 where a survival time ended in the event.")
+    ] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Column of a file with the groups of rows.")] = None,
+    formula: Annotated[
+        str | None, typer.Option("--formula", help='Target and features of a file in one: "y ~ x + C(z)".')
+    ] = None,
     methods: Annotated[
         str, typer.Option("--methods", help="Methods, separated by commas.")
     ] = "cd,moments,gaussian-psvi,uniform,frank-wolfe,giga,sparse-vi",
@@ -70,7 +77,7 @@ def posterior(
         methods, sizes, draws, data = "cd,moments,gaussian-psvi,giga,uniform", "5,20", 300, "diabetes"
     for folder in (cache, out or Path("runs")):
         require_writable_folder(folder)
-    loaded = load_posterior_data(data, model, target, points, dimension, prior_scale, seed)
+    loaded = load_posterior_data(data, model, target, points, dimension, prior_scale, seed, event, group, formula)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if seeds < 1 or draws < 4:
         raise InputError("Ask for at least one seed and four draws.")

@@ -13,19 +13,38 @@ from pseudocoresets.models.glm import (
     PoissonRegression,
     SoftmaxRegression,
 )
+from pseudocoresets.models.named import MODELS, build_model
 from pseudocoresets.models.prior import NormalPrior
+from pseudocoresets.models.regression import (
+    ExtendedRegression,
+    GaussianRegression,
+    NegativeBinomialRegression,
+    OrdinalRegression,
+    RandomIntercepts,
+    StudentTRegression,
+    WeibullSurvival,
+)
 
 __all__ = [
+    "MODELS",
     "Classifier",
     "Expectation",
+    "ExtendedRegression",
     "FunctionModel",
     "GaussianMean",
+    "GaussianRegression",
     "LinearPredictorModel",
     "LinearRegression",
     "LogisticRegression",
+    "NegativeBinomialRegression",
     "NormalPrior",
+    "OrdinalRegression",
     "PoissonRegression",
+    "RandomIntercepts",
     "SmoothModel",
     "SoftmaxRegression",
+    "StudentTRegression",
+    "WeibullSurvival",
+    "build_model",
     "check_data",
 ]
