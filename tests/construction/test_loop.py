@@ -295,7 +295,7 @@ def test_a_learning_rate_that_is_too_high_is_named(digits: Dataset, experts: Exp
     [
         ({"ipc": 0}, "'ipc' is a number from 1 to .*; got 0"),
         ({"ipc": -3}, "'ipc' is a number from 1 to .*; got -3"),
-        ({"method": "cdd"}, "Did you mean 'cd'"),
+        ({"method": "cd1"}, "Did you mean 'cd'"),
         ({"iterations": 0}, "'iterations' is a number from 1"),
         ({"learning_rate": float("nan")}, "'learning_rate' is a number above 0"),
         ({"learning_rate": float("inf")}, "'learning_rate' is a number above 0 and up to 1e\\+30; got inf"),

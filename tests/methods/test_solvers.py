@@ -11,12 +11,20 @@ from torch import Tensor
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import kl_divergence
 from pseudocoresets.core.points import Points, Rows
-from pseudocoresets.methods import METHODS, SOLVERS, Problem, Solver, row_problem, starting_points
+from pseudocoresets.methods import (
+    METHODS,
+    SOLVERS,
+    Problem,
+    Solver,
+    SparseHamiltonianFlow,
+    TuningFreeCoresetMCMC,
+    row_problem,
+    starting_points,
+)
 from pseudocoresets.methods.laplace_wasserstein import differentiable_laplace
 from pseudocoresets.methods.lbfgs import points_of
 from pseudocoresets.methods.moment_matching import ForwardKLLoss
-from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC, TuningFreeCoresetMCMC
-from pseudocoresets.methods.selection.hamiltonian_flow import SparseHamiltonianFlow
+from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC
 from pseudocoresets.methods.selection.hilbert import FrankWolfe, Giga
 from pseudocoresets.methods.selection.sparse_vi import SparseVI
 from pseudocoresets.methods.selection.uniform import draw_indices

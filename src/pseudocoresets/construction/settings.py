@@ -39,7 +39,9 @@ class ConstructionSettings:
         option="--mixed-kinds/--one-kind",
     )
     weights: str = setting("full", "full: weights sum to the size of the full data; unit: each point counts once.")
-    learn_labels: bool = setting(False, "Learn soft labels too.", option="--learn-labels/--keep-labels")
+    learn_labels: bool | None = setting(
+        None, "Learn soft labels too; default: only ld does.", option="--learn-labels/--keep-labels"
+    )
     learn_weights: bool | None = setting(
         None, "Learn the points' weights; default: only psvi does.", option="--learn-weights/--keep-weights"
     )

@@ -12,6 +12,7 @@ import torch
 from pseudocoresets.backends import Backend
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.energy import Energy, uniform_weights
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.seeds import generator_for
@@ -95,11 +96,16 @@ class ImageTask:
     def parameterisation(
         self, start: Coreset, method: GradientMethod, settings: ConstructionSettings
     ) -> Parameterisation:
+        labels = method.learns_labels if settings.learn_labels is None else settings.learn_labels
+        weights = method.learns_weights if settings.learn_weights is None else settings.learn_weights
+        if not (method.learns_points or labels or weights):
+            raise InputError(f"The method '{start.method}' learns labels and no images; leave out --keep-labels.")
         return Parameterisation(
             start.points,
-            "simplex" if settings.learn_labels else "fixed",
-            method.learns_weights if settings.learn_weights is None else settings.learn_weights,
+            "simplex" if labels else "fixed",
+            weights,
             classes=len(start.classes),
+            learn_points=method.learns_points,
         )
 
     def identity(self) -> str:

@@ -11,9 +11,12 @@ from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.settings import check_options
 from pseudocoresets.methods.black_box_vi import BlackBoxVI
 from pseudocoresets.methods.bptt import BPTT
+from pseudocoresets.methods.condensation.dataset_distillation import DatasetDistillation
 from pseudocoresets.methods.condensation.distribution_matching import DistributionMatching
 from pseudocoresets.methods.condensation.feature_alignment import FeatureAlignment
 from pseudocoresets.methods.condensation.gradient_matching import GradientMatching
+from pseudocoresets.methods.condensation.kernel_inducing_points import KernelInducingPoints
+from pseudocoresets.methods.condensation.label_distillation import LabelDistillation
 from pseudocoresets.methods.condensation.siamese_feature_alignment import SiameseFeatureAlignment
 from pseudocoresets.methods.condensation.siamese_gradient_matching import SiameseGradientMatching
 from pseudocoresets.methods.condensation.trajectory_matching import TrajectoryMatching
@@ -67,6 +70,7 @@ __all__ = [
     "ContrastiveDivergence",
     "ContrastiveWasserstein",
     "CoresetMCMC",
+    "DatasetDistillation",
     "DistributionMatching",
     "FeatureAlignment",
     "ForwardKL",
@@ -80,6 +84,8 @@ __all__ = [
     "GradientMethod",
     "HardThresholding",
     "Hyperparameter",
+    "KernelInducingPoints",
+    "LabelDistillation",
     "LaplaceWasserstein",
     "Loss",
     "Method",
@@ -126,6 +132,9 @@ _METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     FeatureAlignment,
     SiameseFeatureAlignment,
     TrajectoryMatching,
+    DatasetDistillation,
+    LabelDistillation,
+    KernelInducingPoints,
     *SOLVERS,
 )
 METHODS: Registry[Callable[..., Method]] = Registry(

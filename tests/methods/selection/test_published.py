@@ -19,7 +19,7 @@ from pseudocoresets.methods.selection.coreset_mcmc import (
     hot,
 )
 from pseudocoresets.methods.selection.hamiltonian_flow import Flow
-from pseudocoresets.methods.selection.hilbert import CoresetSum
+from pseudocoresets.methods.selection.hilbert import _Sum
 from pseudocoresets.methods.selection.uniform import uniform_points
 from pseudocoresets.methods.selection.vectors import ExplicitVectors, likelihood_vectors
 from pseudocoresets.methods.solver import full_data, nearest_gaussian, smooth_model
@@ -75,7 +75,7 @@ def test_hard_thresholding_recovers_sparse_weights() -> None:
     vectors = ExplicitVectors(normal(100, 60, seed=3))
     true = torch.zeros(100, dtype=DOUBLE)
     true[::13] = 1 + torch.arange(8, dtype=DOUBLE)
-    current = CoresetSum(vectors, 100)
+    current = _Sum(vectors, 100)
     current.with_target = vectors.with_sum(true).numpy()
     HardThresholding(tolerance=1e-9)._choose(current, 8)
     found = torch.zeros(100, dtype=DOUBLE)

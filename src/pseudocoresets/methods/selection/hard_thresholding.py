@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pseudocoresets.methods.selection.hilbert import CoresetSum, FrankWolfe
+from pseudocoresets.methods.selection.hilbert import FrankWolfe, _Sum
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class HardThresholding(FrankWolfe):
 
     name: ClassVar[str] = "a-iht"
 
-    def _choose(self, current: CoresetSum, size: int) -> None:
+    def _choose(self, current: _Sum, size: int) -> None:
         fit = _SquaredError(current)
         w = z = torch.zeros_like(fit.target)
         best, lowest = w, 0.0
@@ -47,7 +47,7 @@ class HardThresholding(FrankWolfe):
 class _SquaredError:
     """|f - f_w|^2 / 2 as a function of w in units of 1 / |f_i|."""
 
-    def __init__(self, current: CoresetSum) -> None:
+    def __init__(self, current: _Sum) -> None:
         self._vectors = current.vectors
         self.scale = torch.from_numpy(current.inverse_norms)
         self.target = self.scale * torch.from_numpy(current.with_target)

@@ -28,7 +28,7 @@ from pseudocoresets.methods.solver import Solver, check_size, full_data, nearest
 from pseudocoresets.methods.starts import forward_kl_near
 
 
-class CoresetSum:
+class _Sum:
     """A coreset's f_w, known by its inner products with every f_i and with f; in NumPy, whose calls cost less."""
 
     def __init__(self, vectors: LikelihoodVectors, data_size: int) -> None:
@@ -88,11 +88,11 @@ class FrankWolfe(Solver):
         check_size(problem.energy.data_size, size)
         every, model = all_points(full_data(problem)), smooth_model(problem)
         vectors = likelihood_vectors(model, nearest_gaussian(problem), every.x, every.y, seed=seed)
-        current = CoresetSum(vectors, len(every))
+        current = _Sum(vectors, len(every))
         self._choose(current, size)
         return _gather(problem, current, self.refit)
 
-    def _choose(self, current: CoresetSum, size: int) -> None:
+    def _choose(self, current: _Sum, size: int) -> None:
         total = float(current.norms.sum())
         for step in range(size):
             index = current.best((current.with_target - current.with_current) * current.inverse_norms)
@@ -106,7 +106,7 @@ class FrankWolfe(Solver):
             current.move(1 - share, index, share * vertex)
 
 
-def _line_search(current: CoresetSum, index: int, vertex: float) -> float:
+def _line_search(current: _Sum, index: int, vertex: float) -> float:
     """The share in [0, 1] that minimises |f - (1 - share) f_w - share vertex f_index|^2."""
     cross, squared_norm = vertex * float(current.with_current[index]), current.squared_norm
     numerator = vertex * float(current.with_target[index]) - cross - current.product_with_target + squared_norm
@@ -124,7 +124,7 @@ class Giga(FrankWolfe):
 
     name: ClassVar[str] = "giga"
 
-    def _choose(self, current: CoresetSum, size: int) -> None:
+    def _choose(self, current: _Sum, size: int) -> None:
         if current.target_norm == 0:
             raise DivergenceError(
                 "The full log-likelihood is constant under the approximation: nothing can be matched."
@@ -141,7 +141,7 @@ class Giga(FrankWolfe):
             if not self._turn(current, index, float(towards[index]), float(along[index]), cosine, norm):
                 break
 
-    def _turn(self, current: CoresetSum, index: int, towards: float, along: float, cosine: float, norm: float) -> bool:
+    def _turn(self, current: _Sum, index: int, towards: float, along: float, cosine: float, norm: float) -> bool:
         forward, back = towards - cosine * along, cosine - towards * along
         if forward <= 0 or back < 0:
             return False
@@ -151,7 +151,7 @@ class Giga(FrankWolfe):
         return True
 
 
-def _gather(problem: Problem, current: CoresetSum, refit: bool) -> Points:
+def _gather(problem: Problem, current: _Sum, refit: bool) -> Points:
     indices, weights = current.chosen()
     if not refit:
         return chosen_points(problem, indices, weights)
