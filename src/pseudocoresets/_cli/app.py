@@ -27,6 +27,7 @@ COMMANDS = {
     "compare": "Several methods at one cell on shared experts, with the control and the gain over it.",
     "show": "Write a picture of a coreset: one row per class, its name at the side, in true pixel space.",
     "compact": "Write a coreset file without whitening matrices and with its images in float16.",
+    "export": "Write a coreset of rows as CSV, Parquet or Stan's JSON, with a program that fits it elsewhere.",
     "report": "Write the report of a run: one HTML file that needs nothing else.",
     "posterior": "Build coresets for a model whose posterior is known and measure their distance to it.",
     "bench": "Speed and memory here, beside the reference formulation, in one run of under four minutes.",
