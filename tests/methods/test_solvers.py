@@ -24,6 +24,7 @@ from pseudocoresets.methods import (
 from pseudocoresets.methods.laplace_wasserstein import differentiable_laplace
 from pseudocoresets.methods.lbfgs import points_of
 from pseudocoresets.methods.moment_matching import ForwardKLLoss
+from pseudocoresets.methods.nearby import coreset_near, gaussian_near
 from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC
 from pseudocoresets.methods.selection.hilbert import FrankWolfe, Giga
 from pseudocoresets.methods.selection.sparse_vi import SparseVI
@@ -31,7 +32,7 @@ from pseudocoresets.methods.selection.uniform import draw_indices
 from pseudocoresets.methods.selection.vectors import ExplicitVectors, likelihood_vectors
 from pseudocoresets.methods.selection.weights import non_negative_least_squares
 from pseudocoresets.methods.solver import full_data, nearest_gaussian, smooth_model
-from pseudocoresets.methods.starts import coreset_near, gaussian_near, informative_points
+from pseudocoresets.methods.starts import informative_points
 from pseudocoresets.models import (
     FunctionModel,
     GaussianMean,
