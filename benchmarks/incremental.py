@@ -2,9 +2,9 @@
 
     python benchmarks/incremental.py --out benchmarks/results/incremental.json
 
-A hundred rows at a time arrive at a coreset of a fixed size, which sees each only once; beside it stand a coreset of
-all the data, and one of ten coresets of a tenth of the data each, merged and reduced. KL(full || coreset) between the
-Gaussians nearest to the posteriors.
+A hundred rows at a time arrive at a coreset with parts of a fixed size, which sees each only once; beside it stand a
+coreset of all the data, and one of ten coresets of a tenth of the data each, merged and reduced. KL(full || coreset)
+between the Gaussians nearest to the posteriors.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def measured(name: str, size: int) -> dict[str, object]:
         coreset = pc.update(coreset, part(BATCH * step, BATCH * (step + 1)), model)
         if step in SHOWN:
             after[step] = divergence(model, part(0, BATCH * (step + 1)), coreset)
+    points, coreset = len(coreset), pc.merge([coreset], model, size)
     seconds = (time.process_time() - began) / UPDATES
     whole = pc.construct(rows, model=model, method="moments", size=size, check=False)
     tenths = [
@@ -63,6 +64,8 @@ def measured(name: str, size: int) -> dict[str, object]:
         "model": name,
         "size": size,
         "after_updates": after,
+        "points": points,
+        "reduced_at_the_end": divergence(model, rows, coreset),
         "seconds_per_update": seconds,
         "of_all_data": divergence(model, rows, whole),
         "merged": divergence(model, rows, pc.merge(tenths)),

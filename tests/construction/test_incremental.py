@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import pseudocoresets as pc
-from pseudocoresets.construction.incremental import RepeatedRows
+from pseudocoresets.construction.incremental import RepeatedRows, parts_of
 from pseudocoresets.core.gaussian import kl_divergence
 from pseudocoresets.core.points import Points
 from pseudocoresets.models import LinearRegression, SmoothModel, SoftmaxRegression
@@ -38,13 +38,16 @@ def divergence(model: SmoothModel, rows: pc.Rows, coreset: pc.Coreset) -> float:
 
 
 def test_after_fifty_updates_the_posterior_is_that_of_all_data() -> None:
-    """Each update leaves a thousandth of a nat at most; their errors do not add up to more than a tenth."""
+    """Each reduction leaves a thousandth of a nat at most; their errors do not add up to more than a tenth."""
     coreset = built(part(0, BATCH))
     for step in range(1, UPDATES + 1):
         coreset = pc.update(coreset, part(BATCH * step, BATCH * (step + 1)), MODEL)
-        assert len(coreset) == 5
+        ones = bin(step + 1).count("1")  # 51 batches = 32 + 16 + 2 + 1: a part for each
+        assert [len(each) for each in parts_of(coreset)] == [5] * ones
+    assert [each.data_size // BATCH for each in parts_of(coreset)] == [32, 16, 2, 1]
     assert coreset.data_size == len(X)
     assert divergence(MODEL, pc.Rows(X, Y), coreset) < 0.1
+    assert divergence(MODEL, pc.Rows(X, Y), pc.merge([coreset], MODEL, 5)) < 0.1
     assert divergence(MODEL, pc.Rows(X, Y), built(part(0, BATCH))) > 1
 
 

@@ -27,6 +27,7 @@ from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.models.functions import as_smooth
 from pseudocoresets.sources.gaussian_fit import KnownGaussian, fit_gaussian
 
+PARTS, PART_SIZE = "parts", "part_size"
 QUICK = {"iterations": 60, "restarts": 0}
 """Of ``moments``, which starts within a thousandth of a nat of where it leads."""
 
@@ -78,14 +79,49 @@ def update(
     method: str | Method = "moments",
     **settings: Any,
 ) -> Coreset:
-    """The coreset of its own data and new ones, with as many points as it has unless ``size`` says otherwise."""
+    """A coreset of its own data and new ones, by merge and reduce: a coreset of at most ``size`` points per part.
+
+    The new data become a part of their own, and as long as the last part stands for as many data as the one before it,
+    the two are merged and reduced to one. So each datum passes through log2(n / batch) reductions at most, and there
+    are at most that many parts: reducing everything at each update would add up an error each time. ``size`` is that
+    of the first coreset unless given; ``merge([coreset], model, size)`` makes one part of all.
+    """
+    smooth = as_smooth(model)
     rows = all_points(as_rows(new_data))
-    as_smooth(model).check_data(rows.x, rows.y)
+    smooth.check_data(rows.x, rows.y)
+    size = size or int(coreset.configuration.get(PART_SIZE, len(coreset)))
+    parts = [*parts_of(coreset), _arrived(coreset, rows)]
+    if len(parts[-1]) > size:
+        parts[-1] = _reduced(parts[-1], smooth, size, method, settings)
+    while len(parts) > 1 and parts[-2].data_size <= parts[-1].data_size:
+        last = parts.pop()
+        parts[-1] = merge([parts[-1], last], model, size, method, **settings)
+    record = {PARTS: [[len(each), each.data_size] for each in parts], PART_SIZE: size}
+    whole = merge(parts)
+    kept = {name: value for name, value in coreset.configuration.items() if name != "merged"}
+    return replace(whole, method="update", configuration={**kept, **record})
+
+
+def parts_of(coreset: Coreset) -> list[Coreset]:
+    """The parts that :func:`update` keeps apart; of any other coreset, itself."""
+    recorded = coreset.configuration.get(PARTS)
+    if recorded is None:
+        return [coreset]
+    parts, begin = [], 0
+    for count, data_size in recorded:
+        own = slice(begin, begin + count)
+        x, y, weights = coreset.x[own], coreset.y[own], coreset.weights[own]
+        parts.append(replace(coreset, x=x, y=y, weights=weights, data_size=data_size, indices=None))
+        begin += count
+    return parts
+
+
+def _arrived(coreset: Coreset, rows: Points) -> Coreset:
+    """New rows as a coreset of themselves, with labels as soft as those of ``coreset``."""
     y = rows.y
     if coreset.y.ndim == 2 and y.ndim == 1:
         y = torch.nn.functional.one_hot(y.long(), coreset.y.shape[1]).to(coreset.y.dtype)
-    arrived = replace(coreset, x=rows.x, y=y, weights=unit_weights(rows.x), data_size=len(rows), indices=None)
-    return merge([coreset, arrived], model, len(coreset) if size is None else size, method, **settings)
+    return replace(coreset, x=rows.x, y=y, weights=unit_weights(rows.x), data_size=len(rows), indices=None)
 
 
 def _reduced(union: Coreset, model: SmoothModel, size: int, method: str | Method, settings: dict[str, Any]) -> Coreset:
