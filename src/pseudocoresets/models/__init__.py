@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.expectation import Expectation, SmoothModel, check_data
+from pseudocoresets.models.external import JaxModel, NumpyModel, numpyro_model
 from pseudocoresets.models.functions import FunctionModel
 from pseudocoresets.models.gaussian_mean import GaussianMean
 from pseudocoresets.models.glm import (
@@ -33,11 +34,13 @@ __all__ = [
     "FunctionModel",
     "GaussianMean",
     "GaussianRegression",
+    "JaxModel",
     "LinearPredictorModel",
     "LinearRegression",
     "LogisticRegression",
     "NegativeBinomialRegression",
     "NormalPrior",
+    "NumpyModel",
     "OrdinalRegression",
     "PoissonRegression",
     "RandomIntercepts",
@@ -47,4 +50,5 @@ __all__ = [
     "WeibullSurvival",
     "build_model",
     "check_data",
+    "numpyro_model",
 ]
