@@ -12,6 +12,7 @@ from pseudocoresets._cli import options as o
 from pseudocoresets._cli.compare import A_METHOD_FAILED
 from pseudocoresets._cli.output import print_json, print_table
 from pseudocoresets._io.files import require_writable_folder
+from pseudocoresets._report.posterior import write_posterior_page
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.progress import for_stream
@@ -93,11 +94,12 @@ def posterior(
             jobs=jobs,
         )
     study.save(folder)
+    page = write_posterior_page(study, folder) if study.coresets else None
     if json:
         print_json(study.as_json() | {"folder": str(folder)})
     else:
         print_table(study.title, COLUMNS, study.cells(), "\n".join(study.notes))
-        drawn = f", {folder / 'distance.png'} and the coresets" if study.coresets else ""
+        drawn = "" if page is None else f", {folder / 'distance.png'}, {page} and the coresets"
         typer.echo(f"Wrote {folder / 'posterior.json'}{drawn}.")
     if any(row.failure is not None for row in study.rows):
         raise typer.Exit(A_METHOD_FAILED)
