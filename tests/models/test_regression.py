@@ -159,7 +159,7 @@ def data_for(name: str, count: int = 400) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_named_model_has_a_coreset(name: str) -> None:
-    """By nearest Gaussians, 30 pseudo-points are ten times nearer to 400 data than as many of these, drawn uniformly."""
+    """By nearest Gaussians, 30 pseudo-points are ten times nearer to 400 data than 30 of these, drawn uniformly."""
     x, y = data_for(name)
     model = build_model(name, (x, y))
     coreset = pc.construct((x, y), model=name, method="moments", size=30, check=False)
