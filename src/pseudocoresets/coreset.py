@@ -105,6 +105,11 @@ class Coreset:
         """The class of each point; of class probabilities, the most probable one."""
         return self.y.argmax(-1) if self.y.is_floating_point() else self.y
 
+    @property
+    def labels_learned(self) -> bool:
+        """Whether the labels of its images are class probabilities that were learned; those of real images are hard."""
+        return self.holds_images and self.y.is_floating_point()
+
     def dataset(self) -> TensorDataset:
         """Points and targets for an ordinary PyTorch loop, in the model's input space."""
         return TensorDataset(self.x, self.y)

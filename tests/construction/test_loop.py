@@ -18,7 +18,16 @@ from pseudocoresets.core.errors import DivergenceError, FileFormatError, InputEr
 from pseudocoresets.core.fingerprint import IDENTITY
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import Dataset
-from pseudocoresets.methods import BPTT, GradientMethod, Hyperparameter, Loss, Points, Problem, build_method
+from pseudocoresets.methods import (
+    BPTT,
+    DistributionMatching,
+    GradientMethod,
+    Hyperparameter,
+    Loss,
+    Points,
+    Problem,
+    build_method,
+)
 from pseudocoresets.sources.experts import Experts
 
 QUICK = {"expert_epochs": 1, "max_start_epoch": 1, "steps": 2, "step_size": 0.05}
@@ -286,7 +295,7 @@ def test_a_learning_rate_that_is_too_high_is_named(digits: Dataset, experts: Exp
     [
         ({"ipc": 0}, "'ipc' is a number from 1 to .*; got 0"),
         ({"ipc": -3}, "'ipc' is a number from 1 to .*; got -3"),
-        ({"method": "cdd"}, "Did you mean 'cd'"),
+        ({"method": "cd1"}, "Did you mean 'cd'"),
         ({"iterations": 0}, "'iterations' is a number from 1"),
         ({"learning_rate": float("nan")}, "'learning_rate' is a number above 0"),
         ({"learning_rate": float("inf")}, "'learning_rate' is a number above 0 and up to 1e\\+30; got inf"),
@@ -376,3 +385,20 @@ def test_a_checkpoint_of_another_method_is_refused_though_it_is_no_dataclass(
     with pytest.raises(FileFormatError, match="other settings"):
         run(digits, experts, Plain(3.0), checkpoint=checkpoint)
     assert one.coreset.configuration["method"] == {"towards": 2.0}
+
+
+def test_a_construction_may_start_from_noise(digits: Dataset) -> None:
+    """Standard normal in the model's input space, with as many images of each class, the same for the same seed."""
+    settings = ConstructionSettings(ipc=3, iterations=1, initialisation="noise", seed=4)
+    starts = [
+        run_construction(
+            digits, None, "dm", DistributionMatching(4), each, network="convnet:width=4", device="cpu"
+        ).initial
+        for each in (settings, settings, replace(settings, seed=5))
+    ]
+    x = starts[0].x
+    assert starts[0].y.bincount().tolist() == [3] * 10
+    assert abs(float(x.mean())) < 5 / x.numel() ** 0.5
+    assert float(x.var()) == pytest.approx(1, abs=5 * (2 / x.numel()) ** 0.5)
+    assert torch.equal(x, starts[1].x)
+    assert not torch.equal(x, starts[2].x)

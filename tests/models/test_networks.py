@@ -394,3 +394,45 @@ def test_what_is_no_network_is_refused(network: object, message: str) -> None:
 def test_the_record_of_an_own_module_asks_for_it() -> None:
     with pytest.raises(InputError, match=r"'custom:Scaled' is a module of your own.*give network="):
         from_spec(spec_from_json(as_scaled(Scaled()).spec.as_json()))
+
+
+@pytest.mark.parametrize(
+    "name", ["convnet:depth=2,width=16", "mlp:width=32,depth=2", "convnet:depth=2,width=8,norm=layer"]
+)
+def test_drawn_parameters_are_distributed_as_initialised_ones(name: str) -> None:
+    """Uniform in the range that the module's own have: bounds, mean and variance of each of its parameters."""
+    network = build_network(name, (1, 8, 8), 3)
+    drawn = network.unflatten(network.draw(400, torch.Generator().manual_seed(0)))
+    for key, own in network.unflatten(network.initialise(0, 40)).items():
+        values = drawn[key]
+        if float(own.std()) == 0:
+            assert torch.equal(values[:40], own)
+            continue
+        assert len(values.flatten().unique()) > 0.9 * values.numel()
+        bound = float(values.abs().max())
+        assert float(own.abs().max()) <= bound * (1 + 1e-3)
+        assert float(own.abs().max()) > 0.9 * bound
+        errors = values.numel() ** -0.5
+        assert abs(float(values.mean())) < 5 * errors * bound / 3**0.5
+        assert float(values.var()) == pytest.approx(bound**2 / 3, rel=5 * errors + 2e-3)
+
+
+def test_a_module_with_an_initialisation_of_its_own_is_built_for_each_draw() -> None:
+    def build() -> nn.Module:
+        module = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+        nn.init.constant_(module[1].weight, 7.0)
+        return module
+
+    drawn = Network.from_module(build, (1, 8, 8), 3).draw(2, torch.Generator().manual_seed(0))
+    assert bool((drawn[:, : 3 * 64] == 7).all())
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_layer_features_are_what_the_activations_give_and_last_the_embedding() -> None:
+    network = build_network("convnet:depth=2,width=4", (1, 8, 8), 3)
+    theta, images = network.initialise(0), torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    module = network.module(theta)
+    expected = [module.features[:3](images), module.features[:7](images), module.features(images)]
+    for found, wanted in zip(network.layer_features(theta, images), expected, strict=True):
+        torch.testing.assert_close(found, wanted.flatten(1))
+    assert torch.equal(network.features(theta, images), network.layer_features(theta, images)[-1])

@@ -96,7 +96,9 @@ def network_problem(chains: int = 2, augmentation: object = None, data_size: int
     return Problem(energy, FixedSource(start, later), augmentation=augmentation)  # type: ignore[arg-type]
 
 
-def network_points(count: int = 6, data_size: int = 100, learned: bool = True, **hyperparameters: float) -> Points:
+def network_points(
+    count: int = 6, data_size: int = 100, learned: bool = True, **hyperparameters: float | tuple[float, ...]
+) -> Points:
     """Images, soft labels, unequal weights and extras, all asking for gradients where ``learned``."""
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(count, 1, 8, 8, generator=generator, dtype=DOUBLE)

@@ -42,11 +42,12 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 def print_metrics(title: str, metrics: Mapping[str, Any], caption: str = "") -> None:
     """A coreset's scores below those of its control."""
     from pseudocoresets.evaluation import METRICS
+    from pseudocoresets.evaluation.report import method_title
 
     columns = ["", *(metric.title for metric in METRICS.values()), "BMA accuracy %", "BMA NLL"]
     rows = [
         ["random real images (control)", *_cells(metrics["control"])],
-        [f"{metrics['method']} coreset", *_cells(metrics)],
+        [f"{method_title(metrics['method'], metrics['labels_learned'])} coreset", *_cells(metrics)],
     ]
     print_table(title, columns, rows, caption)
 

@@ -20,6 +20,7 @@ from pseudocoresets._report.results import average, result_groups, section
 from pseudocoresets._report.run_folder import Run, read_run
 from pseudocoresets._report.wording import as_text, count_of, duration, flattened, number
 from pseudocoresets.coreset import CORESET_FILE, Coreset, library_versions
+from pseudocoresets.evaluation.report import method_title
 from pseudocoresets.inference.settings import PROTOCOLS
 
 REPORT_FILE = "report.html"
@@ -105,8 +106,9 @@ def render(run: Run) -> str:
 def _summary(run: Run) -> str:
     coreset, metrics = run.coreset, run.metrics
     method = as_text(metrics.get("method", coreset.method))
+    labels = " with learned labels" if coreset.labels_learned else ""
     sentence = (
-        f"{count_of(len(coreset), 'image')} by the method '{method}' "
+        f"{count_of(len(coreset), 'image')}{labels} by the method '{method}' "
         f"{'stands' if len(coreset) == 1 else 'stand'} in for {coreset.data_size:,} real ones "
         f"of {coreset.source}"
     )
@@ -132,7 +134,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     size = (run.folder / CORESET_FILE).stat().st_size
     return [
         ("Data set", f"{coreset.source}, {count_of(len(coreset.classes), 'class', 'classes')}"),
-        ("Method", as_text(run.metrics.get("method", coreset.method))),
+        ("Method", method_title(as_text(run.metrics.get("method", coreset.method)), coreset.labels_learned)),
         ("Images", images),
         ("Network", _network(run)),
         ("File", f"{CORESET_FILE}, {size / 1000:,.1f} kB"),

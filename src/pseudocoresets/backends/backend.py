@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -103,6 +103,24 @@ class Backend(Trajectories, Protocol):
 
     def mean_energies_and_gradients(self, model: Model, thetas: Tensor, x: Tensor, y: Tensor) -> MeanEnergies:
         """The same with its gradients in the parameters."""
+        ...
+
+    def features(self, network: Network, theta: Tensor, x: Tensor) -> Tensor:
+        """The embeddings (batch, features) of images under one parameter set, differentiable in the images."""
+        ...
+
+    def layer_features(self, network: Network, theta: Tensor, x: Tensor) -> list[Tensor]:
+        """What each activation function gives (batch, size), and last the embeddings; differentiable in the images."""
+        ...
+
+    def value_and_gradients(
+        self, key: Hashable, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """``function(**tensors)``, a scalar, and its gradients in those tensors that ask for one, without a graph.
+
+        The function depends on nothing but the tensors and what ``key`` stands for, so that its work may be captured
+        once and repeated for other tensors of the same shapes.
+        """
         ...
 
     def chains(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -48,6 +48,22 @@ class PlainBackend:
             energies += part.detach()
             gradients += torch.autograd.grad(part.sum(), thetas)[0]
         return MeanEnergies(energies, gradients)
+
+    def features(self, network: Network, theta: Tensor, x: Tensor) -> Tensor:
+        return network.features(theta.detach(), x)
+
+    def layer_features(self, network: Network, theta: Tensor, x: Tensor) -> list[Tensor]:
+        return network.layer_features(theta.detach(), x)
+
+    def value_and_gradients(
+        self, key: Hashable, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        leaves = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in tensors.items()}
+        wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+        with torch.enable_grad():
+            value = function(**leaves)
+        found = torch.autograd.grad(value, list(wanted.values())) if wanted else ()
+        return value.detach(), dict(zip(wanted, found, strict=True))
 
     def chains(
         self,

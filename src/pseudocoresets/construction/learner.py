@@ -87,7 +87,7 @@ class Learner:
         free = {name: tensor.detach().clone() for name, tensor in self._form.initial().items()}
         learned = method.hyperparameters()
         self._leaves = free | {
-            HYPERPARAMETER + name: free["x"].new_tensor(each.value) for name, each in learned.items()
+            HYPERPARAMETER + name: self._form.start.x.new_tensor(each.value) for name, each in learned.items()
         }
         for leaf in self._leaves.values():
             leaf.requires_grad_()
@@ -170,7 +170,7 @@ class Learner:
         recorded = torch.stack(self._pending).cpu()
         self._pending.clear()
         self._records = torch.cat([self._records, recorded]) if len(self._records) else recorded
-        finite = bool(torch.isfinite(recorded).all() and torch.isfinite(self._leaves["x"]).all())
+        finite = all(bool(torch.isfinite(values).all()) for values in (recorded, *self._leaves.values()))
         energies = recorded[:, list(self._energies)]
         if not finite or (energies.numel() and float(energies.abs().max()) > DIVERGED_ENERGY):
             raise Diverged

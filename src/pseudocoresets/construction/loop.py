@@ -151,7 +151,7 @@ def learned_coreset(learner: Learner, start: Coreset) -> Coreset:
     points = learner.learned_points()
     recorded = dict(start.configuration)
     if points.hyperparameters:
-        recorded["learned"] = {name: float(value) for name, value in points.hyperparameters.items()}
+        recorded["learned"] = {name: value.tolist() for name, value in points.hyperparameters.items()}
     return replace(
         start, x=points.x.cpu(), y=points.y.cpu(), weights=points.weights.cpu(), indices=None, configuration=recorded
     )

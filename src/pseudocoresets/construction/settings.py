@@ -31,7 +31,7 @@ class ConstructionSettings:
     annealing: float = setting(
         0.0, "Last part of the iterations, in which learning rates fall to zero, e.g. 0.5.", within=Range(0, 1)
     )
-    initialisation: str = setting("random", "Selection of real images that the construction starts from.")
+    initialisation: str = setting("random", "Selection of real images that the construction starts from, or noise.")
     augment: bool = setting(True, "Augment images, or see them as they are.")
     mixed_kinds: bool = setting(
         False,
@@ -39,7 +39,9 @@ class ConstructionSettings:
         option="--mixed-kinds/--one-kind",
     )
     weights: str = setting("full", "full: weights sum to the size of the full data; unit: each point counts once.")
-    learn_labels: bool = setting(False, "Learn soft labels too.", option="--learn-labels/--keep-labels")
+    learn_labels: bool | None = setting(
+        None, "Learn soft labels too; default: only ld does.", option="--learn-labels/--keep-labels"
+    )
     learn_weights: bool | None = setting(
         None, "Learn the points' weights; default: only psvi does.", option="--learn-weights/--keep-weights"
     )

@@ -12,13 +12,15 @@ import torch
 from pseudocoresets.backends import Backend
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.energy import Energy, uniform_weights
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.parameterisation import Parameterisation
+from pseudocoresets.core.seeds import generator_for
 from pseudocoresets.coreset import Coreset, require_same_shape
 from pseudocoresets.data.augmentation import AnyAugmentation, augmentation_for
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.methods import GradientMethod, Problem, RealData
-from pseudocoresets.methods.selection import SELECTIONS
+from pseudocoresets.methods.selection import NOISE, selection_of_start
 from pseudocoresets.methods.selection.selection import HOST
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, NetworkSpec
@@ -94,11 +96,16 @@ class ImageTask:
     def parameterisation(
         self, start: Coreset, method: GradientMethod, settings: ConstructionSettings
     ) -> Parameterisation:
+        labels = method.learns_labels if settings.learn_labels is None else settings.learn_labels
+        weights = method.learns_weights if settings.learn_weights is None else settings.learn_weights
+        if not (method.learns_points or labels or weights):
+            raise InputError(f"The method '{start.method}' learns labels and no images; leave out --keep-labels.")
         return Parameterisation(
             start.points,
-            "simplex" if settings.learn_labels else "fixed",
-            method.learns_weights if settings.learn_weights is None else settings.learn_weights,
+            "simplex" if labels else "fixed",
+            weights,
             classes=len(start.classes),
+            learn_points=method.learns_points,
         )
 
     def identity(self) -> str:
@@ -121,12 +128,15 @@ def real_coreset(
     experts: Experts | None = None,
     device: torch.device = HOST,
 ) -> Coreset:
-    """Real images chosen by ``settings.initialisation``: where a construction starts, and the control."""
-    index = SELECTIONS[settings.initialisation].select(data, settings.ipc, settings.seed, experts, device)
+    """Real images chosen by ``settings.initialisation``, or noise: where a construction starts, and the control."""
+    index = selection_of_start(settings.initialisation).select(data, settings.ipc, settings.seed, experts, device)
+    x = data.transform(data.train.images[index])
+    if settings.initialisation == NOISE:
+        x = torch.randn(x.shape, generator=generator_for(settings.seed, NOISE))
     size = len(data.train)
     weights = uniform_weights(len(index), size) if settings.weights == "full" else torch.ones(len(index))
     return Coreset(
-        x=data.transform(data.train.images[index]),
+        x=x,
         y=data.train.labels[index],
         weights=weights,
         transform=data.transform,

@@ -44,6 +44,7 @@ class Parameterisation:
         keep_total: Whether learned weights keep their sum.
         scale: The unit of each feature of x; None is one for all.
         classes: The length of a vector of class probabilities.
+        learn_points: Whether x is learned.
     """
 
     start: Points
@@ -52,10 +53,13 @@ class Parameterisation:
     keep_total: bool = True
     scale: Tensor | None = None
     classes: int = 0
+    learn_points: bool = True
 
     def initial(self) -> dict[str, Tensor]:
-        """The free tensors at the start, by name: x, and y and weights where they are learned."""
-        free = {"x": self.start.x.clone() if self.scale is None else self.start.x / self.scale}
+        """The free tensors at the start, by name: x, y and weights where they are learned."""
+        free = {}
+        if self.learn_points:
+            free["x"] = self.start.x.clone() if self.scale is None else self.start.x / self.scale
         if self.target_range != "fixed":
             free["y"] = self._free_targets()
         if self.learn_weights:
@@ -67,7 +71,7 @@ class Parameterisation:
         """The points behind the free tensors, differentiable in them."""
         return replace(
             self.start,
-            x=free["x"] if self.scale is None else free["x"] * self.scale,
+            x=self._x(free["x"]) if "x" in free else self.start.x,
             y=self._targets(free["y"]) if "y" in free else self.start.y,
             weights=self._weights(free["weights"]) if "weights" in free else self.start.weights,
         )
@@ -81,6 +85,9 @@ class Parameterisation:
         like = self.initial()
         parts = vector.split([tensor.numel() for tensor in like.values()])
         return {name: part.view_as(tensor) for (name, tensor), part in zip(like.items(), parts, strict=True)}
+
+    def _x(self, free: Tensor) -> Tensor:
+        return free if self.scale is None else free * self.scale
 
     def _weights(self, free: Tensor) -> Tensor:
         if self.keep_total:

@@ -18,6 +18,10 @@ PAPER_NAMES = {
     "k-center": "k-center",
     "forgetting": "forgetting",
     "dm": "dm",
+    "gm": "gm",
+    "dsa": "dsa",
+    "cafe": "cafe",
+    "cafe-dsa": "cafe+dsa",
 }
 
 

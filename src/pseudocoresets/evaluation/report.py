@@ -118,6 +118,11 @@ def evaluate(
     return replace(report, control=pooled([evaluate(samples.again(each), split) for each in draws]))
 
 
+def method_title(method: str, labels_learned: bool) -> str:
+    """A method as tables name it: learned labels say more than an image's class, which is never left unsaid."""
+    return f"{method} (labels learned)" if labels_learned else method
+
+
 def control_coreset(settings: ConstructionSettings, data: Dataset, network: NetworkSpec | None, draw: int) -> Coreset:
     """One draw of random real images: as many per class as ``settings`` ask for, and weighted as they say."""
     own = replace(settings, seed=derive_seed(settings.seed, "control", draw), initialisation="random")

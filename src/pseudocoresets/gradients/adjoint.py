@@ -78,12 +78,12 @@ class StoredTrajectory:
         gradients = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
         state, following = AdjointState(adjoint, adjoint), self._end
         for t, theta in self.positions():
-            change = self._step_gradients(leaves, wanted, self._views[t], theta, state.pull, spacing)
+            change = self._step_gradients(leaves, wanted, t, theta, state.pull, spacing)
             for name, gradient in change.learned.items():
                 gradients[name] += gradient
             if LEARNED_STEP_SIZE in wanted:
-                velocity = (theta - following) / self._descent.step_size.detach()
-                gradients[LEARNED_STEP_SIZE] -= (velocity * state.adjoint).sum()
+                velocity = (theta - following) / self._step_size(t)
+                gradients[LEARNED_STEP_SIZE][self._descent.which_step_size(t)] -= (velocity * state.adjoint).sum()
             before = state.adjoint + change.theta if recurrent else state.adjoint
             state = AdjointState(before, before + self._descent.momentum * state.pull)
             following = theta
@@ -97,12 +97,12 @@ class StoredTrajectory:
         self,
         leaves: Points,
         wanted: Mapping[str, Tensor],
-        view: View,
+        t: int,
         theta: Tensor,
         pull: Tensor,
         spacing: Tensor | None,
     ) -> StepGradients:
-        theta = theta.detach().requires_grad_()
+        view, theta = self._views[t], theta.detach().requires_grad_()
         with torch.enable_grad():
             if spacing is None:
                 along = (self._descent.potential_gradient(leaves, view, theta, differentiable=True) * pull).sum()
@@ -110,7 +110,7 @@ class StoredTrajectory:
                 ends = torch.cat([theta + spacing * pull, theta - spacing * pull])
                 above, below = self._descent.potentials(leaves, view, ends).chunk(2)
                 along = ((above - below) / (2 * spacing.squeeze(-1))).sum()
-            moved = -self._descent.step_size.detach() * along
+            moved = -self._step_size(t) * along
         found = torch.autograd.grad(moved, [theta, *wanted.values()], allow_unused=True, materialize_grads=True)
         return StepGradients(found[0], dict(zip(wanted, found[1:], strict=True)))
 
@@ -149,5 +149,8 @@ class StoredTrajectory:
             with torch.enable_grad():
                 gradient = self._descent.potential_gradient(self._points, self._views[t], theta, differentiable=False)
             velocity = self._descent.momentum * velocity + gradient
-            position = (theta - self._descent.step_size.detach() * velocity).detach()
+            position = (theta - self._step_size(t) * velocity).detach()
         return Motion(position, velocity)
+
+    def _step_size(self, t: int) -> Tensor:
+        return self._descent.step_size.detach()[self._descent.which_step_size(t)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import EllipsisType
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -23,11 +24,13 @@ View: TypeAlias = Callable[[Points], Points]
 class Descent:
     """k = ``steps`` steps of size eta = ``points.hyperparameters["step_size"]`` on the potential of the points.
 
+    eta is one number, or, without momentum, one for each step.
+
         v_{t+1}     = mu v_t + grad_theta U(theta_t; A_t x),           t = 0 .. k-1
         theta_{t+1} = theta_t - eta v_{t+1}
 
-    A_t is what step t sees: an augmentation of all points, or of ``points_per_step`` random ones (0: all) with their
-    weights raised so that they sum to the same. mu is ``momentum``.
+    A_t is what step t sees: an augmentation of all points, or of ``points_per_step`` random ones (0: all), or of those
+    at the positions ``subsets[t]``, with their weights raised so that they sum to the same. mu is ``momentum``.
     """
 
     energy: Energy
@@ -36,11 +39,21 @@ class Descent:
     points_per_step: int = 0
     momentum: float = 0.0
     augmentation: AnyAugmentation | None = None
+    subsets: Sequence[Tensor] | None = None
 
     @property
     def step_size(self) -> Tensor:
-        """eta, as a number on the device that may be learned."""
+        """eta, as a number on the device that may be learned, or (steps,) numbers."""
         return self.points.hyperparameters[STEP_SIZE]
+
+    def which_step_size(self, step: int) -> int | EllipsisType:
+        """Where the size of a step is in ``step_size``."""
+        return step if self.step_size.ndim else ...
+
+    @property
+    def alike(self) -> bool:
+        """Whether all steps have one size, and see all points or random ones."""
+        return self.subsets is None and self.step_size.ndim == 0
 
     def without_gradients(self) -> Descent:
         """The same descent with nothing learned."""
@@ -49,7 +62,7 @@ class Descent:
     def views(self, randomness: Randomness) -> list[View]:
         """A_0 .. A_{k-1}, drawn now."""
         count = len(self.points)
-        subsets = draw_subsets(self.steps, count, self.points_per_step, randomness)
+        subsets = self.subsets or draw_subsets(self.steps, count, self.points_per_step, randomness)
         return [self._view(None if subsets is None else subsets[t], count, randomness) for t in range(self.steps)]
 
     def _view(self, subset: Tensor | None, count: int, randomness: Randomness) -> View:

@@ -66,10 +66,10 @@ class Exact(GradientEstimator):
         randomness: Randomness,
     ) -> Outcome:
         theta, velocity = start.position.detach().requires_grad_(), start.velocity
-        for view in descent.views(randomness):
+        for t, view in enumerate(descent.views(randomness)):
             gradient = descent.potential_gradient(descent.points, view, theta, differentiable=True)
             velocity = descent.momentum * velocity + gradient
-            theta = theta - descent.step_size * velocity
+            theta = theta - descent.step_size[descent.which_step_size(t)] * velocity
         terminal = terminal_loss(theta.detach())
         loss = with_gradient(terminal.loss, {"theta": theta}, {"theta": terminal.adjoint})
         return Outcome(loss, Motion(theta.detach(), velocity.detach()))

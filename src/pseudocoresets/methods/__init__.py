@@ -10,7 +10,14 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.settings import check_options
 from pseudocoresets.methods.bptt import BPTT
+from pseudocoresets.methods.condensation.dataset_distillation import DatasetDistillation
 from pseudocoresets.methods.condensation.distribution_matching import DistributionMatching
+from pseudocoresets.methods.condensation.feature_alignment import FeatureAlignment
+from pseudocoresets.methods.condensation.gradient_matching import GradientMatching
+from pseudocoresets.methods.condensation.kernel_inducing_points import KernelInducingPoints
+from pseudocoresets.methods.condensation.label_distillation import LabelDistillation
+from pseudocoresets.methods.condensation.siamese_feature_alignment import SiameseFeatureAlignment
+from pseudocoresets.methods.condensation.siamese_gradient_matching import SiameseGradientMatching
 from pseudocoresets.methods.condensation.trajectory_matching import TrajectoryMatching
 from pseudocoresets.methods.contrastive import ContrastiveDivergence
 from pseudocoresets.methods.contrastive_wasserstein import ContrastiveWasserstein
@@ -56,7 +63,9 @@ __all__ = [
     "ContrastiveDivergence",
     "ContrastiveWasserstein",
     "CoresetMCMC",
+    "DatasetDistillation",
     "DistributionMatching",
+    "FeatureAlignment",
     "ForwardKL",
     "ForwardKLByHMC",
     "ForwardKLByLaplace",
@@ -64,8 +73,11 @@ __all__ = [
     "GaussianPSVI",
     "GaussianReverseKL",
     "Giga",
+    "GradientMatching",
     "GradientMethod",
     "Hyperparameter",
+    "KernelInducingPoints",
+    "LabelDistillation",
     "LaplaceWasserstein",
     "Loss",
     "Method",
@@ -76,6 +88,8 @@ __all__ = [
     "QuasiNewton",
     "RealData",
     "ReverseKL",
+    "SiameseFeatureAlignment",
+    "SiameseGradientMatching",
     "Solver",
     "SparseVI",
     "TrajectoryMatching",
@@ -102,7 +116,14 @@ _METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     ContrastiveWasserstein,
     BPTT,
     DistributionMatching,
+    GradientMatching,
+    SiameseGradientMatching,
+    FeatureAlignment,
+    SiameseFeatureAlignment,
     TrajectoryMatching,
+    DatasetDistillation,
+    LabelDistillation,
+    KernelInducingPoints,
     *SOLVERS,
 )
 METHODS: Registry[Callable[..., Method]] = Registry(

@@ -91,7 +91,7 @@ class BPTT(GradientMethod):
 
     def __post_init__(self) -> None:
         require_at_least(
-            "The method 'bptt'",
+            f"The method '{self.name}'",
             steps=(self.steps, 1),
             burn_in=(self.burn_in, 0),
             horizon=(self.horizon, self.burn_in + self.steps),
@@ -136,18 +136,12 @@ class BPTT(GradientMethod):
 
     def descend(self, points: Points, problem: Problem, start: Motion, randomness: Randomness) -> Outcome:
         """The steps from ``start`` and the loss of a batch of real data at their ends."""
-        x, y = problem.real_batch("The method 'bptt'", self.batch_size, randomness)
+        x, y = problem.real_batch(f"The method '{self.name}'", self.batch_size, randomness)
         if self.augment_real:
             x = problem.transformation(len(x), randomness)(x)
         descent = problem.descent(points, self.steps, self.points_per_step, self.momentum)
-        terminal_loss = partial(self._real_energy, problem, x, y, start.position)
+        terminal_loss = partial(real_energy, problem, x, y, start.position, self.momentum)
         return build_gradient(self.gradient).differentiate(descent, start, terminal_loss, problem.backend, randomness)
-
-    def _real_energy(self, problem: Problem, x: Tensor, y: Tensor, start: Tensor, end: Tensor) -> Terminal:
-        """The mean over chains of the real data's energy at their ends; its length is (1 - mu) that of their paths."""
-        energies, gradients = problem.real_gradients(end, x, y)
-        length = (1 - self.momentum) * _path_length(start, end)
-        return Terminal(energies.mean(), gradients / len(end), length)
 
     def _pool(self, points: Points, problem: Problem, randomness: Randomness) -> Motion:
         places, velocities = (points.state.get(name) for name in (POOL, VELOCITIES))
@@ -195,6 +189,12 @@ class BPTT(GradientMethod):
         if STEP_SIZE in points.hyperparameters:
             return points
         return replace(points, hyperparameters={STEP_SIZE: points.x.new_tensor(self.step_size)})
+
+
+def real_energy(problem: Problem, x: Tensor, y: Tensor, start: Tensor, momentum: float, end: Tensor) -> Terminal:
+    """The mean over chains of the real data's energy at their ends; its length is (1 - mu) that of their paths."""
+    energies, gradients = problem.real_gradients(end, x, y)
+    return Terminal(energies.mean(), gradients / len(end), (1 - momentum) * _path_length(start, end))
 
 
 def _geometric_quantile(quantile: float, probability: float) -> int:

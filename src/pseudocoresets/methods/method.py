@@ -32,9 +32,9 @@ class Loss(NamedTuple):
 
 
 class Hyperparameter(NamedTuple):
-    """A positive number that a method learns beside the points."""
+    """A positive number, or several, that a method learns beside the points."""
 
-    value: float
+    value: float | tuple[float, ...]
     learning_rate: float
 
 
@@ -49,6 +49,10 @@ class GradientMethod(ABC):
     """Whether it draws samples of the full posterior, so that there must be a source such as experts."""
     learns_weights: ClassVar[bool] = False
     """Whether it learns weights unless told not to."""
+    learns_labels: ClassVar[bool] = False
+    """Whether it learns labels unless told not to."""
+    learns_points: ClassVar[bool] = True
+    """Whether it learns the points themselves, or only what belongs to them."""
 
     @abstractmethod
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:

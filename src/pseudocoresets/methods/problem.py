@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -25,6 +24,14 @@ from pseudocoresets.kernels import AnyKernel
 BATCH_SIZE = 1000
 
 
+class ClassBatch(NamedTuple):
+    """Real images class by class, their labels, and how many of each class there are."""
+
+    x: Tensor
+    y: Tensor
+    counts: tuple[int, ...]
+
+
 class RealData:
     """Images as bytes on the device; what is asked for is mapped to the model's input space."""
 
@@ -32,6 +39,7 @@ class RealData:
         self._images = images
         self._labels = labels
         self._transform = transform
+        self._first: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
 
     @classmethod
     def of(cls, data: Dataset, device: torch.device) -> RealData:
@@ -50,20 +58,20 @@ class RealData:
         device = randomness.device.device
         return self.rows(torch.randint(len(self), (size,), generator=randomness.device, device=device))
 
-    def class_batch(self, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
+    def class_batch(self, size: int, randomness: Randomness) -> ClassBatch:
         """``size`` random images of each class, or all where a class has fewer, class by class."""
         keys = torch.rand(len(self), generator=randomness.device, device=self._labels.device, dtype=torch.float64)
-        return self.rows((self._labels + keys).argsort()[self._first_of_each_class(size)])
+        first, counts = self._first_of_each_class(size)
+        return ClassBatch(*self.rows((self._labels + keys).argsort()[first]), counts)
 
-    def _first_of_each_class(self, size: int) -> Tensor:
-        """Positions, in data sorted by class, of the first ``size`` of each."""
-        ends = self._class_sizes.cumsum(0)
-        firsts = [torch.arange(end - n, end - n + min(n, size)) for n, end in zip(self._class_sizes, ends, strict=True)]
-        return torch.cat(firsts).to(self._labels.device)
-
-    @cached_property
-    def _class_sizes(self) -> Tensor:
-        return self._labels.bincount().cpu()
+    def _first_of_each_class(self, size: int) -> tuple[Tensor, tuple[int, ...]]:
+        """Positions, in data sorted by class, of the first ``size`` of each, and how many there are; found once."""
+        if size not in self._first:
+            sizes = self._labels.bincount().cpu()
+            ends, counts = sizes.cumsum(0), sizes.clamp_max(size)
+            places = [torch.arange(end - n, end - n + k) for n, end, k in zip(sizes, ends, counts, strict=True)]
+            self._first[size] = torch.cat(places).to(self._labels.device), tuple(counts.tolist())
+        return self._first[size]
 
     def rows(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels of chosen points."""
@@ -159,8 +167,8 @@ class Problem:
             raise InputError(f"{method} needs the real data; give it to the problem.")
         return self.real_data().batch(size, randomness)
 
-    def real_class_batch(self, method: str, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of ``size`` random images of each class."""
+    def real_class_batch(self, method: str, size: int, randomness: Randomness) -> ClassBatch:
+        """``size`` random images of each class, or all where a class has fewer."""
         real = None if self.real_data is None else self.real_data()
         if not isinstance(real, RealData):
             raise InputError(f"{method} needs the real data, images in classes; give them to the problem.")

@@ -17,6 +17,7 @@ from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.evaluation import METRICS, Summary
 from pseudocoresets.evaluation.paper import paper_figure
+from pseudocoresets.evaluation.report import method_title
 from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.methods import build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS, require_class_size
@@ -49,6 +50,7 @@ class Row:
     seconds: float | None = None
     """Of one construction, without its evaluation."""
     peak_memory: int | None = None
+    labels_learned: bool = False
     failure: str | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -64,7 +66,7 @@ class Row:
         scores = [metric.spread(self.metrics[name].mean, self.metrics[name].std) for name, metric in METRICS.items()]
         paper = [_text(self.paper_accuracy, 100, 1), _text(self.paper_nll, 1, 2)]
         return [
-            self.method,
+            method_title(self.method, self.labels_learned),
             *scores,
             f"{100 * self.gain['accuracy']:+.1f}",
             ", ".join(filter(None, paper)),
@@ -194,6 +196,7 @@ class _ImageJudge:
             "seconds_per_iteration": made.seconds_per_iteration,
             "seconds": made.seconds_per_iteration * len(made.history),
             "peak_memory": made.peak_memory,
+            "labels_learned": made.coreset.labels_learned,
         }
 
     def control(self, plan: Plan, folder: Path) -> Document:
@@ -259,6 +262,7 @@ def _row(name: str, plan: Plan, cells: Mapping[int, Document], control: Mapping[
         seconds_per_iteration=_mean(cells, "seconds_per_iteration"),
         seconds=_mean(cells, "seconds"),
         peak_memory=None if memory is None else round(memory),
+        labels_learned=any(cell.get("labels_learned") for cell in cells.values()),
     )
 
 

@@ -57,7 +57,7 @@ def evaluate_file(
         report = judge(plan, coreset, data, trained, place, network)
         control = judge_control(plan, coreset.network, data, trained, place, network)
     seconds = {"evaluate": time.monotonic() - began}
-    metrics = metrics_document(replace(plan, method=coreset.method), report, control, seconds)
+    metrics = metrics_document(replace(plan, method=coreset.method), coreset, report, control, seconds)
     if out is not None:
         write_json(out, metrics)
     return metrics
@@ -100,11 +100,12 @@ def judge_control(
 
 
 def metrics_document(
-    plan: Plan, report: EvaluationReport, control: EvaluationReport, timings: Mapping[str, float]
+    plan: Plan, coreset: Coreset, report: EvaluationReport, control: EvaluationReport, timings: Mapping[str, float]
 ) -> dict[str, Any]:
     """metrics.json: the coreset's scores, the control's beside them, and the gain."""
     return {
         "method": plan.method,
+        "labels_learned": coreset.labels_learned,
         "dataset": plan.dataset,
         "ipc": plan.construction.ipc,
         "network": plan.network,

@@ -18,7 +18,7 @@ from pseudocoresets.evaluation.report import CONTROL_DRAWS
 from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
 from pseudocoresets.methods import METHODS, build_gradient_method, method_options_from
 from pseudocoresets.methods.renamed import present_name
-from pseudocoresets.methods.selection import SELECTIONS
+from pseudocoresets.methods.selection import SELECTIONS, selection_of_start
 from pseudocoresets.models.networks import NETWORKS
 from pseudocoresets.presets import Before, Preset
 from pseudocoresets.sources.experts import ExpertSettings
@@ -63,7 +63,7 @@ class Plan:
         """The first of its selections and methods that draws from experts."""
         stages: tuple[Stage | Plan, ...] = (*self.before, self)
         first = stages[0].construction.initialisation
-        if SELECTIONS[first].needs_experts:
+        if selection_of_start(first).needs_experts:
             return first
         learned = (stage for stage in stages if stage.method not in SELECTIONS)
         drawing = (stage for stage in learned if build_gradient_method(stage.method, stage.method_options).needs_source)

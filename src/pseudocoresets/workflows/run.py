@@ -63,7 +63,7 @@ def run_plan(
             report = judge(plan, made.coreset, data, experts, place)
         with _timed(timings, "control"):
             control = judge_control(plan, made.coreset.network, data, experts, place)
-    metrics = metrics_document(plan, report, control, timings)
+    metrics = metrics_document(plan, made.coreset, report, control, timings)
     _write_run(folder, plan, data, made, metrics, place.device)
     made.discard_checkpoint()
     return Outcome(report, control, metrics, folder)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from methods_problems import DOUBLE, GaussianModel, gaussian_points, gradients, network_points, network_problem
+from condensation_problems import LABELS, check_gradient, hard_points, problem_with, real_images
+from methods_problems import DOUBLE, GaussianModel, gaussian_points, gradients, network_points
 from torch import Tensor
 
 import pseudocoresets as pc
@@ -16,28 +17,11 @@ from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import Dataset
 from pseudocoresets.data.augmentation import KINDS, Augmentation
 from pseudocoresets.methods import DistributionMatching, Points, Problem, RealData
-from pseudocoresets.methods.estimator import fresh_parameters, network_of
-
-LABELS = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 0])
-
-
-def real_images() -> RealData:
-    generator = torch.Generator().manual_seed(0)
-    return RealData(torch.randn(10, 1, 8, 8, generator=generator, dtype=DOUBLE), LABELS, lambda images: images)
-
-
-def problem_with(augmentation: Augmentation | None = None) -> Problem:
-    real = real_images()
-    return replace(network_problem(augmentation=augmentation), source=None, real_data=lambda: real)
+from pseudocoresets.methods.estimator import network_of
 
 
 def distance(points: Points, problem: Problem, seed: int = 3) -> Tensor:
     return DistributionMatching().loss(points, problem, Randomness.for_purpose(seed)).value
-
-
-def hard_points() -> Points:
-    points = network_points()
-    return replace(points, y=torch.tensor([0, 1, 2, 0, 1, 2]), weights=torch.ones(6, dtype=DOUBLE))
 
 
 def test_loss_is_the_sum_over_classes_of_squared_distances_of_means() -> None:
@@ -47,7 +31,7 @@ def test_loss_is_the_sum_over_classes_of_squared_distances_of_means() -> None:
     losses = []
     for seed in (3, 4):
         network = network_of(problem, "dm")
-        module = network.module(fresh_parameters(network, 1, points.x, Randomness.for_purpose(seed))[0]).double()
+        module = network.module(network.draw(1, Randomness.for_purpose(seed).device)[0]).double()
         embed = torch.nn.Sequential(module.features, module.flatten)
         expected = sum(
             (embed(images[labels == c]).mean(0) - embed(points.x[points.y == c]).mean(0)).square().sum()
@@ -63,15 +47,7 @@ def test_gradient_is_that_of_finite_differences(kind: str | None) -> None:
     """In images, soft labels and weights, along random directions, under each kind of augmentation."""
     problem = problem_with(None if kind is None else Augmentation((kind,)))
     points = network_points()
-    found = gradients(distance(points, problem), points)
-    generator = torch.Generator().manual_seed(1)
-    for name, step in (("x", 1e-6), ("y", 1e-5), ("weights", 1e-4)):
-        value = getattr(points, name).detach()
-        direction = torch.randn(value.shape, generator=generator, dtype=DOUBLE)
-        ends = [
-            distance(replace(points, **{name: value + sign * step * direction}), problem).item() for sign in (1, -1)
-        ]
-        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(float((found[name] * direction).sum()), rel=1e-5)
+    check_gradient(lambda given: distance(given, problem), points)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,14 +71,15 @@ def test_class_batches_hold_distinct_images_of_every_class_as_often_as_the_other
     real, seen = real_images(), torch.zeros(10)
     all_images, _ = next(real.batches())
     for seed in range(300):
-        x, y = real.class_batch(2, Randomness.for_purpose(seed))
+        x, y, counts = real.class_batch(2, Randomness.for_purpose(seed))
+        assert counts == (2, 2, 2)
         assert y.tolist() == [0, 0, 1, 1, 2, 2]
         index = (x[:, None] == all_images).flatten(2).all(2).nonzero()[:, 1]
         assert len(index.unique()) == 6
         seen[index] += 1
     expected = 600 / LABELS.bincount()[LABELS]
     assert ((seen - expected).abs() < 5 * expected.sqrt()).all()
-    assert len(real.class_batch(9, Randomness.for_purpose(0))[1]) == 10
+    assert real.class_batch(9, Randomness.for_purpose(0)).counts == (4, 4, 2)
 
 
 def test_it_learns_images_without_experts(digits: Dataset) -> None:

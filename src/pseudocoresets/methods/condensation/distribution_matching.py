@@ -18,15 +18,16 @@ class, whose loss is their own, this is the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.methods.estimator import fresh_parameters, network_of, require_at_least, shared_transformation
+from pseudocoresets.methods.condensation.classes import class_means, membership
+from pseudocoresets.methods.estimator import network_of, require_at_least, shared_transformation
 from pseudocoresets.methods.method import GradientMethod, Loss
 from pseudocoresets.methods.problem import BATCH_SIZE, Problem
 
@@ -46,21 +47,15 @@ class DistributionMatching(GradientMethod):
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         network = network_of(problem, self.name)
         classes = network.spec.classes
-        theta = fresh_parameters(network, 1, points.x, randomness)[0]
-        x, y = problem.real_class_batch("Distribution matching", self.batch_size, randomness)
+        theta = network.draw(1, randomness.device)[0].to(points.x)
+        x, y, _ = problem.real_class_batch("Distribution matching", self.batch_size, randomness)
         augment = shared_transformation(problem, randomness)
+        features = partial(problem.backend.features, network, theta)
         with torch.no_grad():
-            real = torch.cat([network.features(theta, augment(part)) for part in x.split(BATCH_SIZE)])
-        synthetic = network.features(theta, augment(points.x))
-        labels = points.y if points.y.is_floating_point() else F.one_hot(points.y, classes)
-        of_real, of_synthetic = F.one_hot(y, classes).to(real), points.weights[:, None] * labels
+            real = torch.cat([features(augment(part)) for part in x.split(BATCH_SIZE)])
+        synthetic = features(augment(points.x))
+        of_real, of_synthetic = F.one_hot(y, classes).to(real), membership(points, classes)
         both = (of_real.sum(0) > 0) & (of_synthetic.sum(0) > 0)
-        gaps = _class_means(synthetic, of_synthetic) - _class_means(real, of_real)
+        gaps = class_means(synthetic, of_synthetic) - class_means(real, of_real)
         distance = (both[:, None] * gaps).square().sum()
         return Loss(distance, {"distance": distance.detach()})
-
-
-def _class_means(features: Tensor, membership: Tensor) -> Tensor:
-    """sum_i a_ic z_i / sum_i a_ic (classes, features); 0 for a class without members."""
-    total = membership.sum(0)
-    return membership.to(features).T @ features / torch.where(total > 0, total, 1.0)[:, None]

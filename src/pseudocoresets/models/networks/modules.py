@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.models.networks.network import Layout, Shape, layout_of, seeded
+from pseudocoresets.models.networks.initialisation import seeded
+from pseudocoresets.models.networks.network import Layout, Shape, layout_of
 
 
 @runtime_checkable

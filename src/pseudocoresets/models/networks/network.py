@@ -20,6 +20,7 @@ from torch.func import functional_call, vmap
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import derive_seed
+from pseudocoresets.models.networks.initialisation import UniformRanges, seeded, uniform_ranges
 
 Shape = tuple[int, int, int]
 Layout = list[tuple[str, tuple[int, ...]]]
@@ -27,6 +28,8 @@ Layout = list[tuple[str, tuple[int, ...]]]
 
 CUSTOM = "custom"
 PROBE_IMAGES = 2
+
+ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus)
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class Network:
         """Number of parameters."""
         self._population = self.prototype if isinstance(self.prototype, PopulationForward) else None
         self._on_device: dict[torch.device, nn.Module] = {}
+        self._ranges: dict[torch.device, UniformRanges | None] = {}
 
     @classmethod
     def from_module(
@@ -128,6 +132,21 @@ class Network:
             return self.flatten(seeded(self._build, seed)).to(device)
         return torch.stack([self.initialise(derive_seed(seed, i)) for i in range(chains)]).to(device)
 
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """``count`` fresh initialisations (count, size), distributed as those of the module, on the generator's device.
+
+        Where the module initialises itself as PyTorch's own layers do, no module is built for them.
+        """
+        device = generator.device
+        if device not in self._ranges:
+            known = uniform_ranges(self._build)
+            self._ranges[device] = None if known is None else known.to(device)
+        ranges = self._ranges[device]
+        if ranges is not None:
+            return ranges.draw(count, generator)
+        seed = torch.randint(2**62, (), generator=generator, device=device)
+        return self.initialise(int(seed), count, device)
+
     def logits(self, theta: Tensor, images: Tensor) -> Tensor:
         """Class scores.
 
@@ -146,13 +165,26 @@ class Network:
 
     def features(self, theta: Tensor, images: Tensor) -> Tensor:
         """The embeddings of images (batch, ...): the inputs (batch, features) of the last linear layer to be called."""
-        inputs: list[Tensor] = []
+        return self._seen(theta, images, ())[-1]
 
-        def keep(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
+    def layer_features(self, theta: Tensor, images: Tensor) -> list[Tensor]:
+        """What each activation function gives (batch, size), in the order of their calls, and last the embeddings."""
+        return self._seen(theta, images, ACTIVATIONS)
+
+    def _seen(self, theta: Tensor, images: Tensor, kinds: tuple[type[nn.Module], ...]) -> list[Tensor]:
+        """The outputs of layers of these kinds, and the last input of a linear layer."""
+        inputs: list[Tensor] = []
+        outputs: list[Tensor] = []
+
+        def keep_input(layer: nn.Module, given: tuple[Tensor, ...]) -> None:
             inputs[:] = given[:1]
 
-        module = self._module_on(images.device)
-        hooks = [layer.register_forward_pre_hook(keep) for layer in module.modules() if isinstance(layer, nn.Linear)]
+        def keep_output(layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+            outputs.append(output)
+
+        layers = list(self._module_on(images.device).modules())
+        hooks = [layer.register_forward_pre_hook(keep_input) for layer in layers if isinstance(layer, nn.Linear)]
+        hooks += [layer.register_forward_hook(keep_output) for layer in layers if isinstance(layer, kinds)]
         try:
             self._forward(theta, images)
         finally:
@@ -160,7 +192,7 @@ class Network:
                 hook.remove()
         if not inputs:
             raise InputError(f"The network '{self.spec.name}' has no linear layer whose inputs could be embeddings.")
-        return inputs[0].flatten(1)
+        return [each.flatten(1) for each in (*outputs, *inputs)]
 
     def module(self, theta: Tensor) -> nn.Module:
         """An ordinary module with these parameters, in evaluation mode, for use outside this library."""
@@ -245,10 +277,3 @@ def _fixed_values(count: int) -> Tensor:
     """Numbers in [-1, 1) that are the same on every machine: bytes of SHAKE-256, scaled."""
     stream = bytearray(hashlib.shake_256(b"pseudocoresets network probe").digest(count))
     return (torch.frombuffer(stream, dtype=torch.uint8).double() - 128) / 128
-
-
-def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """What ``build`` gives under a seed of its own; the program's random numbers are left alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build()

@@ -1,0 +1,164 @@
+"""Gradient matching: its loss against a loop over layers, its gradient against finite differences, its networks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from condensation_problems import check_gradient, hard_points, problem_with, real_images, real_points
+from methods_problems import DOUBLE, GaussianModel, gaussian_points, network_points, small_network
+from torch import Tensor
+from torch.nn import functional as F
+
+import pseudocoresets as pc
+from pseudocoresets.core.energy import Energy
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.data import Dataset
+from pseudocoresets.data.augmentation import KINDS, Augmentation
+from pseudocoresets.methods import GradientMatching, Points, Problem, RealData, SiameseGradientMatching
+from pseudocoresets.methods.condensation.gradient_matching import layer_distance
+from pseudocoresets.methods.estimator import network_of
+
+THETA = small_network().initialise(5).to(DOUBLE)
+
+
+def distance(points: Points, problem: Problem, method: GradientMatching | None = None) -> Tensor:
+    return (method or GradientMatching()).distance(THETA, points, problem, Randomness.for_purpose(3))
+
+
+def test_loss_is_the_sum_over_classes_layers_and_units_of_one_minus_a_cosine() -> None:
+    """By the module's own autograd, with batches that hold every image of a class."""
+    points, module = hard_points(), small_network().module(THETA).double()
+    module.load_state_dict(small_network().unflatten(THETA), strict=False)
+    images, labels = next(real_images().batches())
+    expected = torch.zeros((), dtype=DOUBLE)
+    for c in range(3):
+        own, real = (
+            torch.autograd.grad(
+                F.cross_entropy(module(x), torch.full((len(x),), c)),
+                [p for p in module.parameters() if p.dim() > 1],
+            )
+            for x in (points.x[points.y == c], images[labels == c])
+        )
+        for mine, wanted in zip(own, real, strict=True):
+            for q, g in zip(mine.flatten(1), wanted.flatten(1), strict=True):
+                expected += 1 - q @ g / (q.norm() * g.norm() + 1e-6)
+    torch.testing.assert_close(distance(points, problem_with()), expected, rtol=1e-10, atol=0)
+
+
+def test_gradient_is_that_of_finite_differences() -> None:
+    """In images, soft labels and weights; a second derivative of the cross-entropy."""
+    problem = problem_with()
+    check_gradient(lambda points: distance(points, problem), network_points())
+    check_gradient(lambda points: distance(points, problem), hard_points(), {"x": 1e-6})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_under_augmentation_is_that_of_finite_differences(kind: str) -> None:
+    problem = problem_with(Augmentation((kind,)))
+    check_gradient(lambda points: distance(points, problem, SiameseGradientMatching()), hard_points(), {"x": 1e-6})
+
+
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_a_class_batch_that_is_the_synthetic_one_is_at_distance_zero(kind: str | None) -> None:
+    """Whatever the augmentation, of which there is one draw for both; but for what keeps a cosine from 0 / 0."""
+    problem = problem_with(None if kind is None else Augmentation((kind,)))
+    points, network = real_points(), small_network()
+    found = distance(points, problem, SiameseGradientMatching())
+    gradient = torch.autograd.grad(
+        -problem.energy.model.log_likelihood(theta := THETA.clone().requires_grad_(), points.x, points.y).sum(), theta
+    )[0]
+    units = sum(len(value) for value in network.unflatten(THETA).values() if value.dim() > 1)
+    assert layer_distance(network, gradient, gradient, 1e-30).item() == pytest.approx(0, abs=1e-12 * units)
+    assert 0 <= found.item() < 0.05 * distance(hard_points(), problem, SiameseGradientMatching()).item()
+
+
+def test_gm_sees_no_augmentation() -> None:
+    points, plain = hard_points(), problem_with()
+    augmented = problem_with(Augmentation(("scale",)))
+    losses = [GradientMatching().loss(points, each, Randomness.for_purpose(1)).value for each in (plain, augmented)]
+    assert losses[0] == losses[1]
+    assert SiameseGradientMatching().loss(points, augmented, Randomness.for_purpose(1)).value != losses[0]
+
+
+def test_networks_are_trained_between_matches_and_drawn_anew_after_the_last() -> None:
+    """The second network is the first after two steps of SGD on the points, the third a fresh one."""
+    method, points, problem = GradientMatching(matches=2, epochs=2, step_size=0.1), hard_points(), problem_with()
+    points = replace(points, weights=torch.tensor([1.0, 2.0, 1.0, 3.0, 1.0, 1.0], dtype=DOUBLE))
+    network, networks = network_of(problem, "gm"), []
+    for seed in range(3):
+        loss = method.loss(points, problem, Randomness.for_purpose(seed))
+        networks.append(loss.state["network"])
+        points = replace(points, state=loss.state)
+    fresh = [network.draw(1, Randomness.for_purpose(seed).device)[0].to(DOUBLE) for seed in (0, 2)]
+    assert torch.equal(networks[0], fresh[0])
+    assert torch.equal(networks[2], fresh[1])
+    theta = networks[0]
+    for _ in range(2):
+        theta = theta.detach().requires_grad_()
+        losses = F.cross_entropy(network.logits(theta, points.x.detach()), points.y, reduction="none")
+        energy = (points.weights * losses).sum() / points.weights.sum()
+        theta = theta - 0.1 * torch.autograd.grad(energy, theta)[0]
+    torch.testing.assert_close(networks[1], theta, rtol=1e-9, atol=1e-12)
+
+
+def test_many_points_are_dealt_out_to_batches_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each epoch of seven points in batches of at most three has three, and takes every point in its turn."""
+    from pseudocoresets.methods.condensation import training
+
+    monkeypatch.setattr(training, "TRAINING_BATCH", 3)
+    seen: list[Tensor] = []
+
+    class Watching(type(problem_with().backend)):  # type: ignore[misc]
+        def chains(self, *arguments: object, **others: object) -> object:
+            runner = super().chains(*arguments, **others)
+            run_block = runner.run_block
+            runner.run_block = lambda x, *rest: (seen.append(x), run_block(x, *rest))
+            return runner
+
+    x = torch.arange(7, dtype=DOUBLE)[:, None, None, None].expand(7, 1, 8, 8)
+    points = Points(x, torch.arange(7) % 3, torch.ones(7, dtype=DOUBLE))
+    problem = replace(problem_with(), backend=Watching())
+    network = network_of(problem, "gm")
+    training.trained(network, THETA, points, 7, 0.01, None, problem, Randomness.for_purpose(0))
+    assert [len(each[0, 0]) for each in seen] == [3] * 21
+    assert torch.cat([each[0, 0, :, 0, 0, 0] for each in seen]).long().bincount().tolist() == [9] * 7
+
+
+def test_a_class_without_images_is_left_out() -> None:
+    points = hard_points()
+    kept = points.y != 1
+    some = Points(points.x[kept], points.y[kept], points.weights[kept])
+    assert 0 < distance(some, problem_with()).item() < distance(points, problem_with()).item()
+
+
+def test_it_learns_images_from_noise_without_experts(digits: Dataset) -> None:
+    """The distance under networks that it has not seen falls."""
+    settings = {"network": "convnet:width=8", "device": "cpu", "learning_rate": 0.1, "momentum": 0.5}
+    settings |= {"initialisation": "noise", "method_options": {"batch_size": 64, "matches": 2, "epochs": 2}}
+    coresets = [pc.construct(digits, None, "gm", 1, iterations=n, **settings) for n in (1, 30)]
+    network = pc.models.networks.build_network("convnet:width=8", digits.shape, 10)
+    real = RealData.of(digits, torch.device("cpu"))
+    problem = Problem(Energy(pc.models.classifier.Classifier(network), len(real)), real_data=lambda: real)
+    first, last = (
+        sum(
+            GradientMatching(batch_size=64)
+            .distance(network.initialise(seed), coreset.points, problem, Randomness.for_purpose(seed))
+            .item()
+            for seed in range(100, 103)
+        )
+        for coreset in coresets
+    )
+    assert last < 0.9 * first
+
+
+def test_what_it_needs_is_named() -> None:
+    with pytest.raises(InputError, match=r"'dsa' needs the real data"):
+        distance(hard_points(), replace(problem_with(), real_data=None), SiameseGradientMatching())
+    with pytest.raises(InputError, match="'gm' starts from a network's initialisation"):
+        problem = replace(problem_with(), energy=Energy(GaussianModel(), 40))
+        GradientMatching().loss(gaussian_points(), problem, Randomness.for_purpose(0))
+    with pytest.raises(InputError, match=r"'gm' needs matches >= 1 \(got 0\), epochs >= 1"):
+        GradientMatching(matches=0, epochs=0)
