@@ -24,11 +24,14 @@ from pseudocoresets.kernels import SGD, SGHMC, Drop, Langevin
 from pseudocoresets.methods import (
     BPTT,
     ContrastiveDivergence,
+    GradientMethod,
     Points,
     Problem,
     RealData,
     Wasserstein,
+    build_method,
 )
+from pseudocoresets.methods.condensation.gradient_matching import match
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
 from pseudocoresets.sources.experts import train_experts
@@ -39,6 +42,8 @@ FusedBackend: Any = pytest.importorskip("pseudocoresets.backends.fused", exc_typ
 
 BFLOAT16_GRADIENT = 0.1
 """Relative: bfloat16 keeps 8 bits, and autograd in bfloat16 itself is 0.06 to 0.08 away from float32 here."""
+TF32 = 2e-3
+"""Relative: products of convolutions keep 11 bits."""
 STANDARD_ERRORS = 4
 
 
@@ -90,6 +95,57 @@ def test_energies_of_real_data_and_their_gradients_agree_to_rounding(network: Ne
     assert ((fast.gradients - plain.gradients).norm(dim=1) / plain.gradients.norm(dim=1)).max() < BFLOAT16_GRADIENT
     without = problems[1].real_energies(thetas, points.x, points.y)
     assert ((without / plain.energies) - 1).abs().max() < BFLOAT16_GRADIENT
+
+
+def test_features_of_all_layers_and_their_image_gradient_agree_to_rounding(network: Network, points: Points) -> None:
+    theta, found = network.initialise(0, device="cuda"), []
+    for fused in (False, True):
+        x = points.x.clone().requires_grad_()
+        layers = problem_for(network, fused, None).backend.layer_features(network, theta, x)
+        loss = sum((layer.square().sum() for layer in layers), x.new_zeros(()))
+        found.append([*(layer.detach() for layer in layers), torch.autograd.grad(loss, x)[0]])
+    for plain, fast in zip(*found, strict=True):
+        assert (fast - plain).norm() / plain.norm() < BFLOAT16_GRADIENT
+
+
+def test_a_captured_match_of_gradients_is_the_match(network: Network, points: Points) -> None:
+    """Second derivatives in float32, at other tensors than those that were captured."""
+    model, results = Classifier(network), []
+    thetas, wanted = network.initialise(0, 2, "cuda"), torch.randn(2, network.size, device="cuda")
+    backends: list[Backend] = [PlainBackend(), FusedBackend("cuda")]
+    for backend in backends:
+        for number in (0, 1):
+            tensors = {
+                "x": points.x[number : number + 5].clone().requires_grad_(),
+                "weights": torch.full((5,), 0.2, device="cuda"),
+                "y": points.y[number : number + 5],
+                "theta": thetas[number],
+                "wanted": wanted[number],
+            }
+            value, gradients = backend.value_and_gradients("match", match(model, network), tensors)
+        results.append((value, gradients["x"]))
+    (plain, of_plain), (fast, of_fast) = results
+    assert (fast - plain).abs() / plain < TF32
+    assert (of_fast - of_plain).norm() / of_plain.norm() < 10 * TF32
+
+
+@pytest.mark.parametrize("name", ["dm", "gm", "dsa", "cafe", "cafe-dsa"])
+def test_condensation_runs_on_the_fast_path(name: str, network: Network, points: Points) -> None:
+    """Three iterations, in which networks are trained; the first loss agrees with that of the plain path."""
+    images = torch.randn(200, 3, 32, 32, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+    real = RealData(images, torch.arange(200, device="cuda") % 10, lambda given: given)
+    method, losses = build_method(name), []
+    assert isinstance(method, GradientMethod)
+    for fused in (False, True):
+        problem = replace(problem_for(network, fused, Augmentation(("flip",))), real_data=lambda: real)
+        given = replace(points, x=points.x.clone().requires_grad_())
+        for iteration in range(3):
+            loss = method.loss(given, problem, Randomness.for_purpose(iteration, device="cuda"))
+            if iteration == 0:
+                losses.append(loss.value.detach())
+            assert torch.isfinite(torch.autograd.grad(loss.value, given.x)[0]).all()
+            given = replace(given, state=loss.state)
+    assert abs(losses[1] / losses[0] - 1) < BFLOAT16_GRADIENT
 
 
 def test_one_noiseless_step_agrees_to_rounding(network: Network, points: Points) -> None:

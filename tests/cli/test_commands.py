@@ -322,3 +322,14 @@ def test_doctor_says_what_is_here(bpc: Invoke) -> None:
     assert "digits" in facts["data sets here"]
     assert facts["fast path"].startswith("yes" if torch.cuda.is_available() else "no: it needs a GPU")
     assert f"torch {facts['packages']['torch']}" in bpc("doctor").stdout
+
+
+def test_a_coreset_is_judged_on_corrupted_images(bpc: Invoke, coreset_file: Path) -> None:
+    few = ("--chains", 1, "--sampling-steps", 30, "--samples", 1, "--json", "--device", "cpu")
+    clean = json.loads(bpc("evaluate", coreset_file, *few).stdout)
+    blurred = json.loads(bpc("evaluate", coreset_file, "--corruption", "zoom_blur", "--severity", 5, *few).stdout)
+    assert (blurred["corruption"], blurred["severity"]) == ("zoom_blur", 5)
+    assert blurred["accuracy"]["mean"] < clean["accuracy"]["mean"]
+    wrong = bpc("evaluate", coreset_file, "--corruption", "zoom_blurr")
+    assert wrong.exit_code == 2
+    assert "zoom_blur" in wrong.stderr

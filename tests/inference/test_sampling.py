@@ -10,14 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import pseudocoresets as pc
+from pseudocoresets.backends import choose_backend
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.energy import Energy, potential_and_gradient
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.data import Dataset
-from pseudocoresets.inference.sampling import PROTOCOLS
+from pseudocoresets.inference.sampling import PROTOCOLS, chain_starts
 from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.kernels import KERNELS
 from pseudocoresets.models.classifier import Classifier
@@ -212,3 +214,31 @@ def test_a_coreset_without_a_network_needs_one_named(coreset: pc.Coreset) -> Non
 def test_a_step_size_that_is_too_large_is_named(coreset: pc.Coreset, protocol: str) -> None:
     with pytest.raises(DivergenceError, match="lower it"):
         pc.sample_posterior(coreset, start=protocol, **{**FEW, "step_size": 1e30, "point_learning_rate": 1e30})
+
+
+def test_chains_from_experts_start_where_they_are_told(coreset: pc.Coreset, experts: Experts) -> None:
+    """Zero steps from the starts of the protocol: a named epoch, or any snapshot of any expert, plus noise."""
+    backend, device = choose_backend("cpu"), torch.device("cpu")
+
+    def starts(**settings: Any) -> Tensor:
+        chosen = SamplingSettings(chains=40, steps=1, samples=1, burn_in=0.0, **settings)
+        found = chain_starts(coreset, experts.network, "expert", chosen, experts, device, backend)
+        assert found.parameters.shape == (40, 1, experts.network.size)
+        return found.parameters[:, 0]
+
+    def distances(position: Tensor) -> Tensor:
+        every = [experts.snapshot(number, epoch) for number in range(len(experts)) for epoch in range(5)]
+        return (position - torch.stack(every)).pow(2).mean(-1).sqrt()
+
+    assert torch.equal(starts()[:2], torch.stack([experts.snapshot(0, 4), experts.snapshot(1, 4)]))
+    assert torch.equal(starts(start_epoch=2)[1], experts.snapshot(1, 2))
+    anywhere = starts(start_epoch=None)
+    picked = [int(distances(each).argmin()) for each in anywhere]
+    assert all(distances(each).min() == 0 for each in anywhere)
+    assert len(set(picked)) > 5
+    noisy = starts(start_epoch=None, start_noise=0.01)
+    off = torch.stack([distances(each).min() for each in noisy])
+    size = noisy.shape[1]
+    torch.testing.assert_close(off, torch.full_like(off, 0.01), rtol=6 / (2 * size) ** 0.5, atol=0)
+    with pytest.raises(InputError, match="4 epochs"):
+        starts(start_epoch=5)

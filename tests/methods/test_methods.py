@@ -36,6 +36,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "fkl-hmc": {"expert_epochs": 1, "steps": 2, "samples": 2, "burn_in": 1, "leapfrog_steps": 2},
     "fkl-kfl": {"steps": 2, "samples": 2},
     "psvi": {"steps": 2, "samples": 3, "langevin_steps": 1, "batch_size": 16},
+    "black-box-vi": {"steps": 2, "fit_steps": 2, "samples": 3, "batch_size": 16},
     "bptt": {"steps": 2, "horizon": 6, "chains": 2, "batch_size": 16},
     "dm": {"batch_size": 16},
     "gm": {"batch_size": 16, "matches": 3, "epochs": 2},
@@ -95,7 +96,7 @@ def test_a_killed_construction_goes_on_to_the_same_coreset(
     method = build_method(name, SMALL[name])
 
     def settings(iterations: int) -> ConstructionSettings:
-        rate = 0.1 if name in ("rkl", "psvi") else 10.0
+        rate = 0.1 if name in ("rkl", "psvi", "black-box-vi") else 10.0
         return ConstructionSettings(
             iterations=iterations, learning_rate=rate, momentum=0.5, learn_labels=True, learn_weights=True
         )

@@ -175,7 +175,7 @@ def test_psvi_learns_weights_by_default_and_refuses_temperature_zero() -> None:
         PseudocoresetVI(steps=1).loss(gaussian_points(), frozen, Randomness.for_purpose(0))
 
 
-@pytest.mark.parametrize("name", ["rkl", "psvi"])
+@pytest.mark.parametrize("name", ["rkl", "psvi", "black-box-vi"])
 def test_siamese_augmentation_is_applied_to_real_and_synthetic_points(name: str) -> None:
     problem = with_real_data(network_problem(chains=1, augmentation=dsa(flippable=True)))
     points = network_points()

@@ -11,10 +11,20 @@ from torch import Tensor
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import kl_divergence
 from pseudocoresets.core.points import Points, Rows
-from pseudocoresets.methods import METHODS, SOLVERS, Problem, Solver, row_problem, starting_points
+from pseudocoresets.methods import (
+    METHODS,
+    SOLVERS,
+    Problem,
+    Solver,
+    SparseHamiltonianFlow,
+    TuningFreeCoresetMCMC,
+    row_problem,
+    starting_points,
+)
 from pseudocoresets.methods.laplace_wasserstein import differentiable_laplace
 from pseudocoresets.methods.lbfgs import points_of
 from pseudocoresets.methods.moment_matching import ForwardKLLoss
+from pseudocoresets.methods.nearby import coreset_near, gaussian_near
 from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC
 from pseudocoresets.methods.selection.hilbert import FrankWolfe, Giga
 from pseudocoresets.methods.selection.sparse_vi import SparseVI
@@ -22,7 +32,7 @@ from pseudocoresets.methods.selection.uniform import draw_indices
 from pseudocoresets.methods.selection.vectors import ExplicitVectors, likelihood_vectors
 from pseudocoresets.methods.selection.weights import non_negative_least_squares
 from pseudocoresets.methods.solver import full_data, nearest_gaussian, smooth_model
-from pseudocoresets.methods.starts import coreset_near, gaussian_near, informative_points
+from pseudocoresets.methods.starts import informative_points
 from pseudocoresets.models import (
     FunctionModel,
     GaussianMean,
@@ -34,7 +44,11 @@ from pseudocoresets.sources.gaussian_fit import expected_log_joint, fit_gaussian
 
 DOUBLE = torch.float64
 SOLVER = {solver.name: solver for solver in SOLVERS}
-QUICK = {"coreset-mcmc": CoresetMCMC(iterations=50)}
+QUICK: dict[str, Solver] = {
+    "coreset-mcmc": CoresetMCMC(iterations=50),
+    "coreset-mcmc-free": TuningFreeCoresetMCMC(iterations=50),
+    "hamiltonian-flow": SparseHamiltonianFlow(iterations=20),
+}
 REAL = [solver.name for solver in SOLVERS if not solver.synthetic]
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -17,6 +18,7 @@ from pseudocoresets.backends import Backend, ChainPlan, PlainBackend
 from pseudocoresets.backends.fused import FusedBackend, head
 from pseudocoresets.backends.fused.chains import CapturedChains
 from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
+from pseudocoresets.backends.fused.function import CapturedFunction
 from pseudocoresets.backends.fused.layout import Layout, layout_of
 from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
 from pseudocoresets.core.energy import Energy, uniform_weights
@@ -25,7 +27,17 @@ from pseudocoresets.core.source import Draw
 from pseudocoresets.core.state import AdjointState, Motion, Rates, sampling_rates
 from pseudocoresets.gradients import Outcome
 from pseudocoresets.kernels import SGD, SGHMC, AnyKernel, Cyclical, Drop, Schedule
-from pseudocoresets.methods import BPTT, Points, Problem, RealData, Wasserstein
+from pseudocoresets.methods import (
+    BPTT,
+    DistributionMatching,
+    FeatureAlignment,
+    GradientMatching,
+    GradientMethod,
+    Points,
+    Problem,
+    RealData,
+    Wasserstein,
+)
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
 
@@ -138,6 +150,11 @@ class InterpretedChains(CapturedChains):
         return Replay(self._all_steps)
 
 
+class InterpretedFunction(CapturedFunction):
+    def _capture(self) -> Any:
+        return Replay(self._work)
+
+
 def check_chains(shared: bool, soft: bool, momentum: float) -> dict[str, float]:
     """Two steps of three chains without noise, on the same images or each on its own, against autograd."""
     chains, images, steps, step_size, decay = 3, 2, 2, 0.1, 0.01
@@ -186,6 +203,9 @@ class InterpretedBackend(FusedBackend):
         self, layout: Layout, network: Network, chains: int, images: int, steps: int, soft: bool
     ) -> CapturedTrajectory:
         return InterpretedTrajectory(layout, network.spec.shape, chains, images, steps, soft, CPU, torch.float32)
+
+    def _new_function(self, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]) -> CapturedFunction:
+        return InterpretedFunction(function, tensors)
 
     def _trajectory_block_length(self, steps: int, images: int) -> int:
         return self._steps
@@ -237,6 +257,48 @@ def check_jobs() -> dict[str, float]:
             }
         )
     return {name: relative(found, answers[1][name]) for name, found in answers[0].items()}
+
+
+def check_features() -> dict[str, float]:
+    """What every layer gives, and the gradient of a function of all of them in the images."""
+    generator = torch.Generator().manual_seed(0)
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    theta = network.initialise(0) + 0.05 * torch.randn(network.size, generator=generator)
+    x = torch.randn(3, 3, 8, 8, generator=generator).requires_grad_()
+    fast, plain = (backend.layer_features(network, theta, x) for backend in (InterpretedBackend(), PlainBackend()))
+    directions = [torch.randn(layer.shape, generator=generator) for layer in plain]
+    gradients = [
+        torch.autograd.grad(sum((d * z).sum() for d, z in zip(directions, layers, strict=True)), x)[0]
+        for layers in (fast, plain)
+    ]
+    embedding = InterpretedBackend().features(network, theta, x)
+    (of_embedding,) = torch.autograd.grad((directions[-1] * embedding).sum(), x)
+    (wanted,) = torch.autograd.grad((directions[-1] * network.features(theta, x)).sum(), x)
+    errors = {f"layer {i}": relative(*pair) for i, pair in enumerate(zip(fast, plain, strict=True))}
+    return errors | {"images": relative(*gradients), "of the embedding": relative(of_embedding, wanted)}
+
+
+def check_condensation(method: GradientMethod) -> dict[str, float]:
+    """Losses and image gradients of a method at a fresh network and at the same one trained, on both paths."""
+    generator = torch.Generator().manual_seed(0)
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 2)
+    real = RealData(torch.randn(6, 3, 8, 8, generator=generator), torch.arange(6) % 2, lambda images: images)
+    x = torch.randn(3, 3, 8, 8, generator=generator).requires_grad_()
+    paths = []
+    with mock.patch.multiple(torch.cuda, **CUDA):
+        for backend in (InterpretedBackend(), PlainBackend()):
+            problem = Problem(Energy(Classifier(network), 50), None, lambda: real, backend=backend)
+            points, found = Points(x, torch.arange(3) % 2, uniform_weights(3, 50)), []
+            for iteration in range(2):
+                loss = method.loss(points, problem, Randomness.for_purpose(iteration))
+                found.append((loss.value, torch.autograd.grad(loss.value, x)[0]))
+                points = replace(points, state=loss.state)
+            paths.append(found)
+    return {
+        f"{what} {i}": relative(fast[k], plain[k])
+        for i, (fast, plain) in enumerate(zip(*paths, strict=True))
+        for k, what in enumerate(("loss", "images"))
+    }
 
 
 def check_noise(momentum: float) -> dict[str, float]:
@@ -383,6 +445,12 @@ if __name__ == "__main__":
             check_run_chain(SGHMC(0.1, 0.2), None),
         ],
         "jobs": check_jobs(),
+        "features": check_features(),
+        "condensation": [
+            check_condensation(DistributionMatching(batch_size=2)),
+            check_condensation(GradientMatching(matches=2, epochs=2, batch_size=2)),
+            check_condensation(FeatureAlignment(batch_size=2, watched_images=1, most_epochs=1)),
+        ],
         "noise": check_noise(0.9),
         "trajectory": [check_trajectory(False, 2, 0.8), check_trajectory(True, 1, 0.0)],
         "matching": [check_matching(False, 1, 2), check_matching(True, 2, 0)],

@@ -25,6 +25,7 @@ COMMANDS = {
     "construct": "One coreset by one method; killed and started again, it goes on from its last checkpoint.",
     "evaluate": "A coreset file under a protocol, beside its control of random real images.",
     "compare": "Several methods at one cell on shared experts, with the control and the gain over it.",
+    "reproduce": "Every table and figure of the paper, ours beside the paper's.",
     "show": "Write a picture of a coreset: one row per class, its name at the side, in true pixel space.",
     "compact": "Write a coreset file without whitening matrices and with its images in float16.",
     "report": "Write the report of a run: one HTML file that needs nothing else.",

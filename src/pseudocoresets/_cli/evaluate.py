@@ -34,6 +34,15 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option("--out", help="Also write the metrics to this JSON file.", rich_help_panel=o.OUTPUT)
     ] = None,
+    corruption: Annotated[
+        str | None,
+        typer.Option(
+            "--corruption", help="Corrupt the test images, for example by gaussian_blur.", rich_help_panel=o.DATA
+        ),
+    ] = None,
+    severity: Annotated[
+        int, typer.Option("--severity", min=1, max=5, help="Of the corruption, from 1 to 5.", rich_help_panel=o.DATA)
+    ] = 3,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     json: o.AsJson = False,
@@ -50,6 +59,8 @@ def evaluate(
         experts=experts,
         data_dir=data_dir,
         out=out,
+        corruption=corruption,
+        severity=severity,
         protocol=protocol,
         sampler=sampler,
         preset=preset,

@@ -86,7 +86,7 @@ PresetName = Annotated[
     str,
     typer.Option(
         "--preset",
-        help="Where settings not given here come from: quick, paper or a JSON file.",
+        help="Where settings not given here come from: quick, paper, published or a JSON file.",
         rich_help_panel=METHOD,
     ),
 ]

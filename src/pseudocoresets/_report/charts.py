@@ -40,8 +40,8 @@ class Series:
     """With areas, every point is drawn as a disc, and the line between them only hints at their order."""
 
 
-def curves(title: str, description: str, series: Sequence[Series], y_title: str) -> Markup:
-    """Lines over iterations, on a logarithmic scale where the values span orders of magnitude."""
+def curves(title: str, description: str, series: Sequence[Series], y_title: str, x_title: str = "iteration") -> Markup:
+    """Lines on a logarithmic scale where the values span orders of magnitude."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     values = [y for line in series for _, y in line.points]
@@ -51,7 +51,7 @@ def curves(title: str, description: str, series: Sequence[Series], y_title: str)
     for line in series:
         heights = [math.log10(y) if logarithmic else y / unit for _, y in line.points]
         _draw(axes, line, [x for x, _ in line.points], heights)
-    axes.set(xlabel="iteration", ylabel=y_title if unit == 1.0 else f"{y_title}, in units of {unit:g}")
+    axes.set(xlabel=x_title, ylabel=y_title if unit == 1.0 else f"{y_title}, in units of {unit:g}")
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=logarithmic))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _power(value) if logarithmic else number(value)))

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from importlib.resources import files as package_files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 from PIL import Image
@@ -22,6 +22,9 @@ from pseudocoresets._report.wording import as_text, count_of, duration, flattene
 from pseudocoresets.coreset import CORESET_FILE, Coreset, library_versions
 from pseudocoresets.evaluation.report import method_title
 from pseudocoresets.inference.settings import PROTOCOLS
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 REPORT_FILE = "report.html"
 BLOCK_WIDTH = 340
@@ -74,18 +77,9 @@ def write_report(run_folder: str | os.PathLike[str], out: str | os.PathLike[str]
 
 def render(run: Run) -> str:
     """The page as text. It makes no outside request: styles, pictures and charts are inside."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    template = environment.from_string(_resource("page.html"))
+    template = environment().from_string(resource("page.html"))
     return template.render(
-        style=Markup(_resource("page.css")),
+        style=Markup(resource("page.css")),
         title=f"Pseudo-coreset of {run.coreset.source}",
         summary=_summary(run),
         facts=_facts(run),
@@ -100,6 +94,19 @@ def render(run: Run) -> str:
         timings=_timings(run.metrics),
         snippet=SNIPPET,
         version=library_versions()["pseudocoresets"],
+    )
+
+
+def environment() -> Environment:
+    """Where templates become pages: what is inserted is escaped, and a missing name is an error."""
+    from jinja2 import Environment, StrictUndefined
+
+    return Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
 
 
@@ -248,5 +255,5 @@ def _timings(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows if total is None else [*rows, ("total", duration(total))]
 
 
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
     return package_files("pseudocoresets._report").joinpath(name).read_text(encoding="utf-8")

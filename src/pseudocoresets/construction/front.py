@@ -13,10 +13,10 @@ import torch
 from pseudocoresets import presets
 from pseudocoresets.backends import Backend
 from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
-from pseudocoresets.construction.loop import image_task, learn, network_for
+from pseudocoresets.construction.loop import Construction, image_task, learn, network_for
 from pseudocoresets.construction.rows import RowTask, method_name
 from pseudocoresets.construction.settings import ConstructionSettings
-from pseudocoresets.construction.tasks import Task, real_coreset
+from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.devices import resolve_device
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError, RenamedWarning
@@ -52,6 +52,7 @@ def construct(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     initial: Coreset | None = None,
+    check: bool = True,
     device: str | torch.device = "auto",
     backend: Backend | None = None,
     progress: Progress | None = None,
@@ -72,6 +73,9 @@ def construct(
         augmentation: Of images, in place of differentiable Siamese augmentation.
         checkpoint: Where a killed run goes on, written every ``checkpoint_seconds``.
         initial: A coreset to go on from.
+        check: Whether rows are measured before they are returned, so that a method that does worse than a uniform
+            subsample or a Hilbert coreset of the same size gives way to it; ``configuration["checked"]`` says what was
+            measured and what was returned.
         backend: How to compute; chosen for the device where none is given.
         settings: Those of ``ConstructionSettings``.
     """
@@ -81,14 +85,17 @@ def construct(
         )
         source = settings.pop("experts")
     learned = partial(
-        _learned, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds, initial=initial, progress=progress
+        learn, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds, initial=initial, progress=progress
     )
     if not isinstance(data, Dataset):
         if model is None:
             raise InputError("Rows need a model: give it as model=..., such as LogisticRegression(features).")
         rows = RowTask(as_rows(data), as_smooth(model), size, source)
         built, chosen = rows.chosen(method, preset, method_options or {}, settings)
-        return rows.solved(built, chosen) if isinstance(built, Solver) else learned(rows, built, chosen, device="cpu")
+        if isinstance(built, Solver):
+            return rows.solved(built, chosen, check)
+        learn_rows = partial(learned, rows, method_name(built), built, chosen, device="cpu")
+        return rows.guarded(learn_rows, built, chosen) if check else _kept(learn_rows())
     if model is not None:
         raise InputError("Images are learned for a network; a model takes rows, such as Rows(x, y).")
     if source is not None and not isinstance(source, Experts):
@@ -105,11 +112,10 @@ def construct(
         raise InputError("Images are learned by gradient methods; a solver finds rows for a model.")
     chosen = build_settings(ConstructionSettings, {**own.construction_for(method.name), "ipc": ipc, **settings}, WHOSE)
     about = image_task(data, source, network, method_name(method), method, augmentation)
-    return learned(about, method, chosen, device=device, backend=backend)
+    return _kept(learned(about, method_name(method), method, chosen, device=device, backend=backend))
 
 
-def _learned(about: Task, method: GradientMethod, settings: ConstructionSettings, **how: Any) -> Coreset:
-    made = learn(about, method_name(method), method, settings, **how)
+def _kept(made: Construction) -> Coreset:
     made.discard_checkpoint()
     return made.coreset
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import cached_property
 from typing import Any
@@ -12,9 +13,11 @@ import torch
 
 from pseudocoresets import presets
 from pseudocoresets.backends import Backend
+from pseudocoresets.construction.loop import Construction, configuration
+from pseudocoresets.construction.safeguard import CHECKED, OWN, START, Safeguard
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import renamed
-from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.points import FullData, Points
@@ -22,10 +25,12 @@ from pseudocoresets.core.settings import build_settings
 from pseudocoresets.core.source import PosteriorSource
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.methods import GradientMethod, Method, Problem, Solver, build_method, row_problem, starting_points
+from pseudocoresets.methods.solver import check_size
 from pseudocoresets.methods.starts import parameterised
 from pseudocoresets.models.expectation import SmoothModel, check_data
 from pseudocoresets.presets import Preset
 
+HOST = torch.device("cpu")
 ROWS = "rows"
 """What data that are rows are called where nobody names them, and in presets."""
 
@@ -60,11 +65,38 @@ class RowTask:
         given = {**own.construction_for(method_name(built)), **settings}
         return built, build_settings(ConstructionSettings, given, "The construction")
 
-    def solved(self, solver: Solver, settings: ConstructionSettings) -> Coreset:
-        """What a solver finds, which needs no construction loop."""
+    def solved(self, solver: Solver, settings: ConstructionSettings, check: bool = True) -> Coreset:
+        """What a solver finds, which needs no construction loop, or a simpler coreset that is nearer."""
         recorded: dict[str, Any] = {"method": asdict(solver)} if is_dataclass(solver) else {}
-        points = solver.solve(self.about, self.size, settings.seed)
-        return self.coreset(points, method_name(solver), settings.seed, recorded)
+        name, seed = method_name(solver), settings.seed
+        if not check or solver.is_baseline:
+            return self.coreset(solver.solve(self.about, self.size, seed), name, seed, recorded)
+        guard = Safeguard(self.about, self.size, seed)
+        check_size(len(self.data), self.size)
+        with contextlib.suppress(DivergenceError):
+            guard.offer(OWN, solver.solve(self.about, self.size, seed))
+        guard.offer_simple()
+        return self.coreset(guard.best, name, seed, {**recorded, CHECKED: guard.record()})
+
+    def guarded(
+        self, learn: Callable[[], Construction], method: GradientMethod, settings: ConstructionSettings
+    ) -> Coreset:
+        """What a gradient method learns, or something on the way there or simpler that is nearer."""
+        guard, recorded = Safeguard(self.about, self.size, settings.seed), configuration(method, settings)
+        check_size(len(self.data), self.size)
+        try:
+            made = learn()
+        except DivergenceError:
+            with contextlib.suppress(DivergenceError):
+                guard.offer(START, self.start(settings, "", recorded, HOST).points)
+        else:
+            recorded = dict(made.coreset.configuration)
+            form = self.parameterisation(made.initial, method, settings)
+            guard.offer(OWN, made.coreset.points)
+            guard.offer_way_back(form.points(form.initial()), made.coreset.points)
+            made.discard_checkpoint()
+        guard.offer_simple()
+        return self.coreset(guard.best, method_name(method), settings.seed, {**recorded, CHECKED: guard.record()})
 
     @cached_property
     def about(self) -> Problem:
@@ -75,7 +107,7 @@ class RowTask:
         self, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any], device: torch.device
     ) -> Coreset:
         """Informative points, moved till the Gaussian that they imply has the moments of the full posterior's."""
-        form = starting_points(self.about, self.size, settings.seed, bool(settings.learn_weights))
+        form = starting_points(self.about, self.size, settings.seed, bool(settings.learn_weights), sharpen=True)
         return self.coreset(form.start, method, settings.seed, recorded)
 
     def continued(

@@ -2,7 +2,8 @@
 
 cold     chains start from a fresh random initialisation and see only the coreset (the honest one, and the default)
 point    one network for each chain, trained on the coreset from scratch by SGD with momentum
-expert   chains start from an expert's last snapshot; the full data leaks in through it, so a control belongs beside it
+expert   chains start from an expert's snapshot, the last one unless ``start_epoch`` says otherwise; the full data
+         leaks in through it, so a control belongs beside it
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def sample_posterior(
     if start not in PROTOCOLS:
         raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{start}'.")
     own = presets.preset(preset, coreset.source, max(1, round(coreset.images_per_class)))
-    known = own.sampling_by(kernel_name(sampler), coreset.method)
+    known = own.sampling_by(kernel_name(sampler), coreset.method, start)
     given = {"sampler": sampler, "chains": chains}
     given = {name: value for name, value in given.items() if value is not None} | settings
     chosen = build_settings(SamplingSettings, {**known, **given}, "The sampler")
@@ -242,6 +243,27 @@ def _network_for(coreset: Coreset, network: AnyNetwork | None) -> Network:
     return from_spec(coreset.network)
 
 
+def chain_starts(
+    coreset: Coreset,
+    network: Network,
+    start: str,
+    settings: SamplingSettings,
+    experts: Experts | None,
+    device: torch.device,
+    backend: Backend,
+) -> PosteriorSamples:
+    """Where the chains of a protocol begin, as samples: what is known before the coreset has said anything.
+
+    Under ``expert`` these are the experts alone; elsewhere fresh initialisations. The coreset gives the transform of
+    the images, and nothing else.
+    """
+    positions = _start_positions(start, network, experts, settings, device)
+    model = Classifier(network, settings.prior_scale)
+    return PosteriorSamples(
+        positions[:, None], model, start, settings, 0.0, transform=coreset.require_images(), backend=backend
+    )
+
+
 def _start_positions(
     start: str, network: Network, experts: Experts | None, settings: SamplingSettings, device: torch.device
 ) -> Tensor:
@@ -251,4 +273,13 @@ def _start_positions(
         raise InputError("The expert protocol starts from experts; give their folder, or use the cold protocol.")
     if experts.network.fingerprint != network.fingerprint:
         raise InputError("The experts are of another network than the one to be sampled; give matching experts.")
-    return torch.stack([experts.snapshot(i % len(experts), -1) for i in range(settings.chains)]).to(device)
+    randomness = Randomness.for_purpose(settings.seed, "expert start")
+    if settings.start_epoch is None:
+        positions = experts.draw(settings.chains, None, 0, randomness).start
+    else:
+        if not -experts.epochs - 1 <= settings.start_epoch <= experts.epochs:
+            raise InputError(f"The experts have {experts.epochs} epochs; got start_epoch = {settings.start_epoch}.")
+        picked = (experts.snapshot(i % len(experts), settings.start_epoch) for i in range(settings.chains))
+        positions = torch.stack(list(picked))
+    noise = torch.randn(positions.shape, generator=randomness.device, dtype=positions.dtype)
+    return (positions + settings.start_noise * noise).to(device)

@@ -8,7 +8,7 @@ from typing import Any
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.options import written
 from pseudocoresets.core.registry import parse_name
-from pseudocoresets.core.settings import RATE, SCALE, SEED, SHARE, TEMPERATURE, check_ranges, counted, setting
+from pseudocoresets.core.settings import RATE, SCALE, SEED, SHARE, TEMPERATURE, Range, check_ranges, counted, setting
 from pseudocoresets.kernels import KERNELS, SCHEDULES, AnyKernel, Cyclical
 
 PROTOCOLS = {
@@ -41,6 +41,15 @@ class SamplingSettings:
         False,
         "Each image draws its own kind of augmentation, or all of a step the same.",
         option="--mixed-kinds/--one-kind",
+    )
+    start_epoch: int | None = setting(
+        -1,
+        "Protocol 'expert': the epoch after which chains take an expert's snapshot, counted from the end if negative; "
+        "none in a preset or in Python is a random expert and epoch for each chain.",
+        within=Range(-1e6, 1e6),
+    )
+    start_noise: float = setting(
+        0.0, "Protocol 'expert': deviation of the Gaussian noise on the snapshot.", within=Range(0, 1e9)
     )
     seed: int = setting(0, "Seed of everything random.", within=SEED)
 

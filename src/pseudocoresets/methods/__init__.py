@@ -9,6 +9,7 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.settings import check_options
+from pseudocoresets.methods.black_box_vi import BlackBoxVI
 from pseudocoresets.methods.bptt import BPTT
 from pseudocoresets.methods.condensation.dataset_distillation import DatasetDistillation
 from pseudocoresets.methods.condensation.distribution_matching import DistributionMatching
@@ -33,7 +34,9 @@ from pseudocoresets.methods.psvi import PseudocoresetVI
 from pseudocoresets.methods.renamed import method_options_from
 from pseudocoresets.methods.reverse_kl import ReverseKL
 from pseudocoresets.methods.rows import row_problem
-from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC
+from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC, TuningFreeCoresetMCMC
+from pseudocoresets.methods.selection.hamiltonian_flow import SparseHamiltonianFlow
+from pseudocoresets.methods.selection.hard_thresholding import HardThresholding
 from pseudocoresets.methods.selection.hilbert import FrankWolfe, Giga
 from pseudocoresets.methods.selection.sparse_vi import SparseVI
 from pseudocoresets.methods.selection.uniform import Uniform
@@ -50,9 +53,12 @@ SOLVERS: tuple[type[Solver], ...] = (
     Uniform,
     FrankWolfe,
     Giga,
+    HardThresholding,
     SparseVI,
     QuasiNewton,
     CoresetMCMC,
+    TuningFreeCoresetMCMC,
+    SparseHamiltonianFlow,
 )
 """Those that find their points directly, for models whose curvature is known."""
 
@@ -60,6 +66,7 @@ __all__ = [
     "BPTT",
     "METHODS",
     "SOLVERS",
+    "BlackBoxVI",
     "ContrastiveDivergence",
     "ContrastiveWasserstein",
     "CoresetMCMC",
@@ -75,6 +82,7 @@ __all__ = [
     "Giga",
     "GradientMatching",
     "GradientMethod",
+    "HardThresholding",
     "Hyperparameter",
     "KernelInducingPoints",
     "LabelDistillation",
@@ -91,8 +99,10 @@ __all__ = [
     "SiameseFeatureAlignment",
     "SiameseGradientMatching",
     "Solver",
+    "SparseHamiltonianFlow",
     "SparseVI",
     "TrajectoryMatching",
+    "TuningFreeCoresetMCMC",
     "Uniform",
     "Wasserstein",
     "build_gradient_method",
@@ -113,6 +123,7 @@ _METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     ForwardKLByHMC,
     ForwardKLByLaplace,
     PseudocoresetVI,
+    BlackBoxVI,
     ContrastiveWasserstein,
     BPTT,
     DistributionMatching,

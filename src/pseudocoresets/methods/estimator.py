@@ -102,12 +102,14 @@ def covariance_loss(
     randomness: Randomness,
     at_once: int,
     transformation: str | None = None,
+    shares: Tensor | None = None,
 ) -> Loss:
     """(scale / 2) Var_s[ E(x, theta_s) / n - r_s ] over fixed samples theta_s, where r_s are ``real_energies``.
 
     Its gradient is scale * Cov_s[ grad E / n, E / n - r ], the gradient of a reverse Kullback-Leibler divergence: both
     factors are centred over the samples (centring one of them is the same), with the unbiased 1 / (S - 1).
-    The gradient is gathered ``at_once`` samples at a time. ``transformation`` names a kind of augmentation.
+    The gradient is gathered ``at_once`` samples at a time. ``transformation`` names a kind of augmentation. ``shares``
+    (summing to one) are importance weights of the samples, under which variance and covariance are then taken.
     """
     apply = _transformation_of_kind(problem, transformation, len(points.x), randomness)
     fixed = points.detached()
@@ -115,13 +117,16 @@ def covariance_loss(
         seen = apply(fixed.x)
         energies = torch.cat([problem.energies(group, seen, fixed) for group in samples.split(at_once)])
     gap = energies - real_energies
-    centred = (gap - gap.mean()) / (len(samples) - 1)
+    if shares is None:
+        shares = torch.full_like(gap, 1 / (len(samples) - 1))
+    away = gap - shares @ gap / shares.sum()
+    centred = shares * away
     gatherer = GradientGatherer(points)
     for group, residual in zip(samples.split(at_once), centred.split(at_once), strict=True):
         seen = apply(gatherer.points.x)
         mine = problem.energies(group, seen, gatherer.points)
         gatherer.add(scale * (residual * mine).sum())
-    value = gatherer.total(value=scale / 2 * gap.var())
+    value = gatherer.total(value=scale / 2 * (centred @ away))
     terms = {"core": energies.mean(), "real": real_energies.mean()}
     return Loss(value, terms, energies=tuple(terms))
 

@@ -13,9 +13,10 @@ from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.points import Points
 from pseudocoresets.methods.lbfgs import GOOD_ENOUGH, Objective, minimise, minimise_again, points_of
 from pseudocoresets.methods.moment_matching import NearestGaussian
+from pseudocoresets.methods.nearby import coreset_near, gaussian_near
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.methods.solver import Solver, full_data, nearest_gaussian, smooth_model
-from pseudocoresets.methods.starts import coreset_near, gaussian_near, starting_points
+from pseudocoresets.methods.starts import sharpened, starting_points
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.sources.gaussian_fit import expected_log_joint
 
@@ -75,7 +76,7 @@ class GaussianReverseKL(Solver):
             free, here = accepted
             if gain < SMALLEST_GAIN:
                 break
-        return points_of(form, free)
+        return points_of(form, sharpened(problem, form, free))
 
     def _accept(
         self,

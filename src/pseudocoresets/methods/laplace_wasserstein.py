@@ -13,7 +13,7 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.methods.lbfgs import minimise, points_of
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.methods.solver import Solver, nearest_gaussian, smooth_model
-from pseudocoresets.methods.starts import starting_points
+from pseudocoresets.methods.starts import sharpened, starting_points
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.sources.gaussian_fit import find_mode
 
@@ -23,7 +23,8 @@ class LaplaceWasserstein(Solver):
     """Minimise W2^2 between q and the Laplace approximation of pi_u, relative to the trace of q's covariance.
 
     The mode moves with u by the implicit function theorem, theta(u) = theta* - H^-1 grad U_u(theta*), the limit of
-    differentiating through an infinitely long inner optimisation.
+    differentiating through an infinitely long inner optimisation. What Gaussians cannot tell is left to
+    :func:`sharpened`.
     """
 
     learn_weights: bool = False
@@ -45,7 +46,7 @@ class LaplaceWasserstein(Solver):
             return squared_wasserstein(full, laplace) / scale
 
         free, _ = minimise(form, form.flattened(form.initial()), distance, self.iterations)
-        return points_of(form, free)
+        return points_of(form, sharpened(problem, form, free))
 
 
 def differentiable_laplace(model: SmoothModel, points: Points, start: Tensor) -> Gaussian:

@@ -20,7 +20,7 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.methods.lbfgs import minimise_again, points_of
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.methods.solver import Solver, nearest_gaussian, smooth_model
-from pseudocoresets.methods.starts import starting_points
+from pseudocoresets.methods.starts import sharpened, starting_points
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.sources.gaussian_fit import fit_gaussian
 
@@ -32,6 +32,7 @@ class MomentMatching(Solver):
     With pi_u replaced by q_u in the second term this is the exact gradient of
         F(u) = E_q[U_u] - entropy(q) - (E_{q_u}[U_u] - entropy(q_u)) = KL(q || pi_u) - KL(q_u || pi_u) >= 0,
     because q_u minimises its own term. F vanishes only where q itself is the Gaussian nearest to pi_u.
+    From there, draws of pi lead on to the least KL(pi || pi_u) itself (:func:`sharpened`).
     """
 
     learn_weights: bool = False
@@ -45,7 +46,7 @@ class MomentMatching(Solver):
         form = starting_points(problem, size, seed, self.learn_weights)
         loss = ForwardKLLoss(smooth_model(problem), nearest_gaussian(problem))
         free = minimise_again(form, form.flattened(form.initial()), loss, self.iterations, self.restarts)
-        return points_of(form, free)
+        return points_of(form, sharpened(problem, form, free))
 
 
 class ForwardKLLoss:

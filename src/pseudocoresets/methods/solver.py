@@ -14,6 +14,8 @@ from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.points import FullData, Points
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.models.expectation import SmoothModel
+from pseudocoresets.sources.gaussian_fit import GaussianFit
+from pseudocoresets.sources.yardstick import Yardstick
 
 
 class Solver(ABC):
@@ -24,6 +26,8 @@ class Solver(ABC):
     """Whether its points are pseudo-points rather than points of the data."""
     needs_source: ClassVar[bool] = True
     """Whether it asks the problem's source for q."""
+    is_baseline: ClassVar[bool] = False
+    """Whether it is one of those that others must not be worse than, and is therefore not measured itself."""
 
     @abstractmethod
     def solve(self, problem: Problem, size: int, seed: int = 0) -> Points:
@@ -61,6 +65,16 @@ def nearest_gaussian(problem: Problem) -> Gaussian:
     if not isinstance(problem.source, KnowsGaussian):
         raise InputError("This method needs a source that knows the nearest Gaussian, such as GaussianFit.")
     return problem.source.gaussian
+
+
+def yardstick_of(problem: Problem) -> Yardstick:
+    """What measures coresets of the problem; kept by a source that fits the full posterior's Gaussian itself."""
+    source, model, data = problem.source, smooth_model(problem), full_data(problem)
+    if isinstance(source, GaussianFit):
+        return source.yardstick
+    if isinstance(source, KnowsGaussian):
+        return Yardstick(model, data, source.gaussian)
+    return GaussianFit(model, data).yardstick
 
 
 def check_size(data_size: int, size: int) -> None:

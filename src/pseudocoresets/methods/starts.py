@@ -7,47 +7,98 @@ there.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.core.gaussian import Gaussian, cholesky, kl_divergence
+from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import generator_for
-from pseudocoresets.methods.lbfgs import Objective, minimise, minimise_again, points_of
+from pseudocoresets.methods.lbfgs import minimise, minimise_again, points_of
+from pseudocoresets.methods.nearby import forward_kl_near
 from pseudocoresets.methods.problem import Problem
+from pseudocoresets.methods.selection.hilbert import hilbert_coreset
 from pseudocoresets.methods.selection.uniform import uniform_points
 from pseudocoresets.methods.selection.vectors import likelihood_vectors
-from pseudocoresets.methods.solver import check_size, nearest_gaussian, smooth_model
-from pseudocoresets.models.expectation import Expectation, SmoothModel
+from pseudocoresets.methods.solver import check_size, nearest_gaussian, smooth_model, yardstick_of
+from pseudocoresets.models.expectation import SmoothModel
 
 POINTS_TO_CHOOSE_FROM = 500
 START_NEAR = 0.5
 """Nats below which a short search for a start has not lost a direction."""
 START_ENOUGH = 1e-3
 """Nats below which a start is left to the method that asked for it."""
+SHARPENING_ROUNDS, SHARPENING_STEPS = 8, 30
+WORTH_A_ROUND = 0.97
+"""The share of a divergence that a round must leave at most for another one to be worth its time."""
 
 
 def starting_points(
-    problem: Problem, size: int, seed: int, learn_weights: bool = False, starts: int = 4
+    problem: Problem, size: int, seed: int, learn_weights: bool = False, starts: int = 4, sharpen: bool = False
 ) -> Parameterisation:
-    """Informative real points, moved to the least :func:`forward_kl_near`, as the start of a parameterisation.
+    """Real points, moved to the least :func:`forward_kl_near`, as the start of a parameterisation.
 
-    About one search in four ends where two points share a direction and another has none. The best of several short
-    ones is continued, or the first that comes near.
+    They are those of a Hilbert coreset with its weights and, where that leads nowhere, informative ones: about one
+    search in four ends where two points share a direction and another has none. The best of several short searches is
+    continued, or the first that comes near. ``sharpen`` goes on by :func:`sharpened`.
     """
     forward = forward_kl_near(smooth_model(problem), nearest_gaussian(problem))
     best: tuple[Parameterisation, Tensor, float] | None = None
-    for form in informative_points(problem, size, seed, learn_weights, starts):
+    for form in _real_starts(problem, size, seed, learn_weights, starts):
         search = form, *minimise(form, form.flattened(form.initial()), forward, 100, START_ENOUGH)
         best = search if best is None or search[2] < best[2] else best
         if best[2] < START_NEAR:
             break
     assert best is not None
     form, free, _ = best
-    return moved(form, minimise_again(form, free, forward, 300, 3, START_ENOUGH))
+    form = moved(form, minimise_again(form, free, forward, 300, 3, START_ENOUGH))
+    return moved(form, sharpened(problem, form, form.flattened(form.initial()))) if sharpen else form
+
+
+def _real_starts(
+    problem: Problem, size: int, seed: int, learn_weights: bool, starts: int
+) -> Iterator[Parameterisation]:
+    check_size(problem.energy.data_size, size)
+    with contextlib.suppress(DivergenceError):
+        chosen = hilbert_coreset(problem, size, seed)
+        yield parameterised(problem, split_to(chosen, size), learn_weights, seed)
+    yield from informative_points(problem, size, seed, learn_weights, starts)
+
+
+def split_to(points: Points, size: int) -> Points:
+    """``size`` points with the same posterior: the heaviest is split into two of half the weight, again and again."""
+    positions, weights = list(range(len(points))), points.weights.tolist()
+    while len(positions) < size:
+        heaviest = max(range(len(weights)), key=weights.__getitem__)
+        weights[heaviest] /= 2
+        positions.append(positions[heaviest])
+        weights.append(weights[heaviest])
+    order = torch.tensor(positions)
+    return Points(points.x[order], points.y[order], torch.tensor(weights, dtype=points.weights.dtype))
+
+
+def sharpened(problem: Problem, form: Parameterisation, free: Tensor) -> Tensor:
+    """Go on to the least KL(pi || pi_u) over weighted draws of pi (``Yardstick.near``), where pi_u overlaps with pi.
+
+    A Gaussian fit cannot see the shape of a posterior that is none. Rounds of L-BFGS go on while other draws than those
+    that they use find the divergence lower.
+    """
+    yardstick = yardstick_of(problem)
+    draws, here = yardstick.learning, points_of(form, free)
+    if draws is None or yardstick.judging is None or not yardstick.overlaps(here, draws):
+        return free
+    best = yardstick.divergence(here)
+    for _ in range(SHARPENING_ROUNDS):
+        proposal, _ = minimise(form, free, lambda points: yardstick.near(points, draws), SHARPENING_STEPS)
+        there = yardstick.divergence(points_of(form, proposal))
+        if not there < WORTH_A_ROUND * best:
+            return proposal if there < best else free
+        free, best = proposal, there
+    return free
 
 
 def moved(form: Parameterisation, free: Tensor) -> Parameterisation:
@@ -93,23 +144,3 @@ def _parameterised(model: SmoothModel, points: Points, learn_weights: bool, many
         scale=torch.where(scale > 0, scale, torch.ones_like(scale)),
         classes=model.classes,
     )
-
-
-def gaussian_near(centre: Gaussian, joint: Expectation) -> Gaussian:
-    """The Gaussian that a log-joint averaged over N(mu, S) implies: precision P = -E[grad^2], mean mu + P^-1 E[grad].
-
-    At q_u this is q_u itself; elsewhere it is one step of the search for it.
-    """
-    covariance = torch.cholesky_inverse(cholesky(-joint.hessian, "The curvature near a Gaussian"))
-    return Gaussian(centre.mean + covariance @ joint.gradient, covariance)
-
-
-def coreset_near(model: SmoothModel, points: Points, centre: Gaussian) -> Gaussian:
-    """:func:`gaussian_near` of a coreset's posterior, differentiable in the points and without any inner search."""
-    likelihood = model.expected_log_likelihood(centre, points.x, points.y, points.weights)
-    return gaussian_near(centre, likelihood + model.expected_log_prior(centre))
-
-
-def forward_kl_near(model: SmoothModel, q: Gaussian) -> Objective:
-    """KL(q || g_u), g_u = :func:`coreset_near` q: what ``MomentMatching`` minimises, for a fiftieth of the work."""
-    return lambda points: kl_divergence(q, coreset_near(model, points, q))

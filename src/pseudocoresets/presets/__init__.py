@@ -21,11 +21,12 @@ from pseudocoresets.core.errors import InputError
 
 __all__ = ["PRESETS", "Before", "Preset", "preset"]
 
-PRESETS = ("quick", "paper", "best")
-"""``quick`` gives a useful answer in a minute or two on a laptop; ``paper`` and ``best`` want a GPU."""
+PRESETS = ("quick", "paper", "best", "published")
+"""``quick`` gives a useful answer in a minute or two on a laptop. The others want a GPU: ``paper``, ours with the figures
+of the docs, ``best``, what was found better since, and ``published``, the paper's own method with its own settings."""
 NUMBER_PER_IPC = "times_ipc"
 LEVELS = dict.fromkeys(("experts", "construction", "sampling"), 1) | dict.fromkeys(
-    ("by_sampler", "sampling_for", "methods", "learning"), 2
+    ("by_sampler", "by_protocol", "sampling_for", "methods", "learning"), 2
 )
 """The parts that are mappings, and how many levels of names stand above a value."""
 
@@ -59,6 +60,8 @@ class Preset:
     """Settings of the sampler by method, so that a posterior is sampled as its coreset was built."""
     by_sampler: Mapping[str, Settings] = field(default_factory=dict)
     """What belongs to one sampler only, such as its step size."""
+    by_protocol: Mapping[str, Settings] = field(default_factory=dict)
+    """What belongs to one protocol only, such as how long a chain that starts from an expert is."""
     before: Mapping[str, tuple[Before, ...]] = field(default_factory=dict)
     """By method, what makes the coreset that it starts from, in its order; the others start from real images."""
     default_method: str = "cd"
@@ -70,10 +73,12 @@ class Preset:
     def method_options(self, method: str) -> dict[str, Any]:
         return dict(self.methods.get(method, {}))
 
-    def sampling_by(self, sampler: str | None = None, method: str | None = None) -> dict[str, Any]:
-        """How a coreset of ``method`` is sampled, by ``sampler`` or by the preset's own."""
+    def sampling_by(
+        self, sampler: str | None = None, method: str | None = None, protocol: str = "cold"
+    ) -> dict[str, Any]:
+        """How a coreset of ``method`` is sampled under ``protocol``, by ``sampler`` or by the preset's own."""
         name = self.default_sampler if sampler is None else sampler
-        own = self.sampling_for.get(method or "", {})
+        own = {**self.sampling_for.get(method or "", {}), **self.by_protocol.get(protocol, {})}
         return {**self.sampling, **self.by_sampler.get(name.partition(":")[0], {}), **own, "sampler": name}
 
     def as_json(self) -> dict[str, Any]:

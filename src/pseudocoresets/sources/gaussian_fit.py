@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ from pseudocoresets.core.points import FullData, Points, unit_weights
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.source import Draw
 from pseudocoresets.models.expectation import Expectation, SmoothModel, check_data
+
+if TYPE_CHECKING:
+    from pseudocoresets.sources.yardstick import Yardstick
 
 POINT_SCALE = 1e-4
 """Standard deviation, in units of the prior's or a posterior's, of the Gaussian that stands for a single point."""
@@ -44,6 +48,13 @@ class GaussianFit:
     def seconds(self) -> float:
         """What :attr:`gaussian` cost; it belongs to the price of every method that uses it."""
         return self._timed[1]
+
+    @cached_property
+    def yardstick(self) -> Yardstick:
+        """Measures coresets against the full posterior, of which it keeps weighted draws."""
+        from pseudocoresets.sources.yardstick import Yardstick
+
+        return Yardstick(self.model, self.data, self.gaussian)
 
     @cached_property
     def _timed(self) -> tuple[Gaussian, float]:

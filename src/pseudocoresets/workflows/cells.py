@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -36,44 +36,60 @@ class Cell(NamedTuple):
     size: int
     seed: int
 
+    def __str__(self) -> str:
+        return f"{self.method} {self.size}"
+
+
+C = TypeVar("C")
+"""What tells one cell from another; as text, it is what progress says of it."""
+C_contra = TypeVar("C_contra", contravariant=True)
+
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Generic[C]):
     """What a cell gave: a document, or the reason why there is none."""
 
-    cell: Cell
+    cell: C
     document: Document | None
     failure: str | None
     seconds: float
 
 
-class Judge(Protocol):
+class Judge(Protocol[C_contra]):
     """How cells are made and judged: images by ``evaluate`` beside a control, rows by ``distance`` to a reference."""
 
-    def folder(self, cell: Cell) -> Path | None:
+    def folder(self, cell: C_contra, /) -> Path | None:
         """Where its results are kept, if they are."""
         ...
 
-    def identity(self, cell: Cell) -> Document:
+    def identity(self, cell: C_contra, /) -> Document:
         """All that decides its result but the library's version."""
         ...
 
-    def measure(self, cell: Cell) -> Document:
+    def measure(self, cell: C_contra, /) -> Document:
         """Construct it and judge it."""
         ...
 
 
-def run_cells(cells: Sequence[Cell], judge: Judge, progress: Progress | None = None) -> Iterator[Outcome]:
-    """Every cell in turn, as soon as it is there; only an interrupt ends the loop before the last one."""
+def run_cells(
+    cells: Sequence[C],
+    judge: Judge[C],
+    progress: Progress | None = None,
+    affordable: Callable[[C], bool] = lambda cell: True,
+) -> Iterator[Outcome[C]]:
+    """Every cell in turn, as soon as it is there; only an interrupt ends the loop before the last one.
+
+    A cell that is not ``affordable`` when its turn comes is left out.
+    """
     with task(progress or Silent(), "coresets", len(cells)) as shown:
-        for cell in cells:
+        for cell in filter(affordable, cells):
             yield _attempt(cell, judge)
-            shown.advance(note=f"{cell.method} {cell.size}")
+            shown.advance(note=str(cell))
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
 
-def _attempt(cell: Cell, judge: Judge) -> Outcome:
+def _attempt(cell: C, judge: Judge[C]) -> Outcome[C]:
     folder, began = judge.folder(cell), time.perf_counter()
     document, failure = None, None
     try:

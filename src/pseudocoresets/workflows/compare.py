@@ -237,7 +237,7 @@ def _method(stage: Plan | Stage) -> object:
     return build_gradient_method(stage.method, stage.method_options)
 
 
-def _method_row(name: str, plan: Plan, outcomes: Sequence[Outcome], control: Mapping[int, Document]) -> Row:
+def _method_row(name: str, plan: Plan, outcomes: Sequence[Outcome[Cell]], control: Mapping[int, Document]) -> Row:
     failures = [f"seed {each.cell.seed} failed: {each.failure}" for each in outcomes if each.failure is not None]
     found = {each.cell.seed: each.document for each in outcomes if each.document is not None}
     failure = " ".join(failures) or None

@@ -12,10 +12,13 @@ from pseudocoresets._io.files import require_writable, write_json
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.coreset import Coreset, require_same_shape
 from pseudocoresets.data import FOLDER_PREFIX, find_entry, load_dataset
+from pseudocoresets.data.corruptions import CORRUPTIONS
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.restoring import MissingWhitening
 from pseudocoresets.evaluation import EvaluationReport, evaluate, pooled
 from pseudocoresets.evaluation.report import control_coreset
+from pseudocoresets.evaluation.shift import corrupted_split
+from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.inference.sampling import sample_posterior
 from pseudocoresets.models.networks import NetworkSpec
 from pseudocoresets.sources.experts import Experts, load_experts
@@ -32,9 +35,14 @@ def evaluate_file(
     experts: Path | None = None,
     data_dir: str | Path = "data",
     out: Path | None = None,
+    corruption: str | None = None,
+    severity: int = 3,
     **settings: Any,
 ) -> dict[str, Any]:
-    """The metrics of a coreset file beside its control; ``settings`` are those of ``make_plan``."""
+    """The metrics of a coreset file beside its control; ``settings`` are those of ``make_plan``.
+
+    With a ``corruption``, the test images are those of the data set under it.
+    """
     coreset = Coreset.load(coreset_file)
     plan = make_plan(
         dataset=dataset or coreset.source,
@@ -47,17 +55,24 @@ def evaluate_file(
     )
     if not plan.dataset.startswith(FOLDER_PREFIX):
         require_same_shape(coreset, find_entry(plan.dataset))  # before anything is fetched
+    if corruption is not None:
+        CORRUPTIONS[corruption.replace("-", "_")]
     if out is not None:
         require_writable(out)
     began = time.monotonic()
     data = load_dataset(plan.dataset, data_dir)
-    coreset = _whole(coreset, data, data_dir)
+    if corruption is not None:
+        test = corrupted_split(data.test, corruption, severity)
+        data = replace(data, test=test, transform=data.transform_source)
+    coreset = whole_coreset(coreset, data, data_dir)
     trained = None if experts is None else load_experts(experts)
     with threads_for(data.shape):
         report = judge(plan, coreset, data, trained, place, network)
         control = judge_control(plan, coreset.network, data, trained, place, network)
     seconds = {"evaluate": time.monotonic() - began}
     metrics = metrics_document(replace(plan, method=coreset.method), coreset, report, control, seconds)
+    if corruption is not None:
+        metrics |= {"corruption": corruption, "severity": severity}
     if out is not None:
         write_json(out, metrics)
     return metrics
@@ -72,8 +87,20 @@ def judge(
     network: str | None = None,
 ) -> EvaluationReport:
     """Sample the coreset's posterior as the plan has it and score it on the test data."""
+    return evaluate(sample_plan(plan, coreset, data, experts, place, network), data.test)
+
+
+def sample_plan(
+    plan: Plan,
+    coreset: Coreset,
+    data: Dataset,
+    experts: Experts | None,
+    place: Workplace,
+    network: str | None = None,
+) -> PosteriorSamples:
+    """The coreset's posterior, sampled as the plan has it."""
     require_same_shape(coreset, data)
-    samples = sample_posterior(
+    return sample_posterior(
         coreset,
         start=plan.protocol,
         network=network,
@@ -83,7 +110,6 @@ def judge(
         progress=place.progress,
         **asdict(plan.sampling),
     )
-    return evaluate(samples, data.test)
 
 
 def judge_control(
@@ -115,7 +141,7 @@ def metrics_document(
     }
 
 
-def _whole(coreset: Coreset, data: Dataset, data_dir: str | Path) -> Coreset:
+def whole_coreset(coreset: Coreset, data: Dataset, data_dir: str | Path) -> Coreset:
     """The whitening of a compact file is fitted on ``data`` where that is what it was fitted on, else on its source."""
     missing = coreset.transform
     if not isinstance(missing, MissingWhitening):

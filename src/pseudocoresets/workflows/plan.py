@@ -123,7 +123,7 @@ def make_plan(
         construction=_construction({**chosen.construction_for(method), **own, **initialisation}),
         sampling=build_settings(
             SamplingSettings,
-            {**chosen.sampling_by(sampler, built_by or method), **(sampling or {}), "seed": seed},
+            {**chosen.sampling_by(sampler, built_by or method, protocol), **(sampling or {}), "seed": seed},
             "The sampling",
         ),
         method_options=options,

@@ -188,7 +188,7 @@ class _RowJudge:
             "r_hat": samples.r_hat,
         }
 
-    def row(self, outcome: Outcome) -> StudyRow:
+    def row(self, outcome: Outcome[Cell]) -> StudyRow:
         cell, found = outcome.cell, outcome.document
         if found is None:
             return StudyRow(*cell, None, outcome.seconds, math.nan, math.nan, outcome.failure)

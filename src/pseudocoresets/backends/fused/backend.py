@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,8 @@ from pseudocoresets.backends.fused.chains import CapturedChains
 from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
 from pseudocoresets.backends.fused.descent import CapturedDescent
 from pseudocoresets.backends.fused.energies import ImageEnergies
+from pseudocoresets.backends.fused.features import ImageFeatures
+from pseudocoresets.backends.fused.function import CapturedFunction
 from pseudocoresets.backends.fused.layout import Layout, layout_of
 from pseudocoresets.backends.fused.rates import is_fused, rates_at
 from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
@@ -52,6 +54,7 @@ class FusedBackend(PlainBackend):
         self._known: dict[str, Layout] = {}
         self._chains: dict[tuple[object, ...], CapturedChains | None] = {}
         self._trajectories: dict[tuple[object, ...], CapturedTrajectory | None] = {}
+        self._functions: dict[tuple[object, ...], CapturedFunction | None] = {}
         self._workspaces: dict[tuple[object, ...], EnergyGradient] = {}
 
     def energies(self, energy: Energy, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
@@ -83,6 +86,33 @@ class FusedBackend(PlainBackend):
             return super().mean_energies_and_gradients(model, thetas, x, y)
         workspace = self._workspace(layout, len(x), len(thetas))
         return MeanEnergies(*parameter_gradient(workspace, thetas.detach(), x, y))
+
+    def features(self, network: Network, theta: Tensor, x: Tensor) -> Tensor:
+        layout = self._layout(network, theta.device)
+        return super().features(network, theta, x) if layout is None else self._features(layout, theta, x, False)[0]
+
+    def layer_features(self, network: Network, theta: Tensor, x: Tensor) -> list[Tensor]:
+        layout = self._layout(network, theta.device)
+        return super().layer_features(network, theta, x) if layout is None else self._features(layout, theta, x, True)
+
+    def value_and_gradients(
+        self, key: Hashable, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """In the tensors' own precision: only the launches are saved."""
+        shapes = ((name, each.shape, each.dtype, each.requires_grad) for name, each in tensors.items())
+        full = (key, *shapes)
+        if full not in self._functions:
+            self._functions[full] = _captured(lambda: self._new_function(function, tensors))
+        captured = self._functions[full]
+        return super().value_and_gradients(key, function, tensors) if captured is None else captured(tensors)
+
+    def _new_function(self, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]) -> CapturedFunction:
+        return CapturedFunction(function, tensors)
+
+    def _features(self, layout: Layout, theta: Tensor, x: Tensor, of_layers: bool) -> list[Tensor]:
+        """In a workspace of their own, which their gradient needs again."""
+        workspace = EnergyGradient(layout, len(x), self._device, self._dtype)
+        return list(ImageFeatures.apply(x, theta.detach(), workspace, of_layers))
 
     def chains(
         self,

@@ -4,10 +4,10 @@ Images and activations lie in channels-last order. With instance norm, a pooled 
 
     p_q = 1/4 sum_{j in window(q)} relu(gamma_c xhat_j + beta_c),   xhat_j = (z_j - mean_c) / sqrt(var_c + eps)
 
-where z is the convolution's output without its bias, which the norm removes again. Backward, with g the gradient of p
-and r = 1 / sqrt(var + eps):
+where z is the convolution's output without its bias, which the norm removes again. Backward, with g the gradient of p,
+a that of the unpooled activations (0 where nobody looks at them) and r = 1 / sqrt(var + eps):
 
-    d_j      = g_q / 4 * [gamma xhat_j + beta > 0]
+    d_j      = (g_q / 4 + a_j) * [gamma xhat_j + beta > 0]
     dgamma   = sum_j d_j xhat_j,   dbeta = sum_j d_j
     dz_j     = r gamma (d_j - mean(d) - xhat_j mean(d xhat))
 
@@ -45,10 +45,12 @@ def _norm_relu_pool(
     out_image,
     out_channel,
     out_pixel,
+    activation,
     channels: tl.constexpr,
     pooled_side: tl.constexpr,
     block: tl.constexpr,
     epsilon: tl.constexpr,
+    keep: tl.constexpr,
 ):
     image = tl.program_id(0)
     c = tl.program_id(1) * block + tl.arange(0, block)
@@ -67,8 +69,18 @@ def _norm_relu_pool(
     variance = tl.sum(z0 * z0 + z1 * z1 + z2 * z2 + z3 * z3, 0) / (4 * quarter)
     scale = (tl.load(gamma + c) / tl.sqrt(variance + epsilon))[None, :]
     shift = tl.load(beta + c)[None, :]
-    pooled = tl.maximum(scale * z0 + shift, 0.0) + tl.maximum(scale * z1 + shift, 0.0)
-    pooled += tl.maximum(scale * z2 + shift, 0.0) + tl.maximum(scale * z3 + shift, 0.0)
+    z0 = tl.maximum(scale * z0 + shift, 0.0)
+    z1 = tl.maximum(scale * z1 + shift, 0.0)
+    z2 = tl.maximum(scale * z2 + shift, 0.0)
+    z3 = tl.maximum(scale * z3 + shift, 0.0)
+    if keep:
+        kept = activation + image * (4 * quarter * channels) + c[None, :]
+        format = activation.dtype.element_ty
+        tl.store(kept + (_window_offsets(q, 0, pooled_side) * channels)[:, None], z0.to(format))
+        tl.store(kept + (_window_offsets(q, 1, pooled_side) * channels)[:, None], z1.to(format))
+        tl.store(kept + (_window_offsets(q, 2, pooled_side) * channels)[:, None], z2.to(format))
+        tl.store(kept + (_window_offsets(q, 3, pooled_side) * channels)[:, None], z3.to(format))
+    pooled = z0 + z1 + z2 + z3
     target = out + image * out_image + c[None, :] * out_channel + (q * out_pixel)[:, None]
     tl.store(target, (pooled * 0.25).to(out.dtype.element_ty))
 
@@ -82,6 +94,7 @@ def _norm_relu_pool_backward(
     gradient_image,
     gradient_channel,
     gradient_pixel,
+    dactivation,
     dz,
     dgamma,
     dbeta,
@@ -89,6 +102,7 @@ def _norm_relu_pool_backward(
     pooled_side: tl.constexpr,
     block: tl.constexpr,
     epsilon: tl.constexpr,
+    seen: tl.constexpr,
 ):
     image = tl.program_id(0)
     c = tl.program_id(1) * block + tl.arange(0, block)
@@ -117,10 +131,16 @@ def _norm_relu_pool_backward(
     shift = tl.load(beta + c)[None, :]
     source = gradient + image * gradient_image + c[None, :] * gradient_channel + (q * gradient_pixel)[:, None]
     g = tl.load(source).to(tl.float32) * 0.25
-    d0 = tl.where(scale[None, :] * z0 + shift > 0, g, 0.0)
-    d1 = tl.where(scale[None, :] * z1 + shift > 0, g, 0.0)
-    d2 = tl.where(scale[None, :] * z2 + shift > 0, g, 0.0)
-    d3 = tl.where(scale[None, :] * z3 + shift > 0, g, 0.0)
+    g0, g1, g2, g3 = g, g, g, g
+    if seen:
+        g0 += tl.load(dactivation + offset0).to(tl.float32)
+        g1 += tl.load(dactivation + offset1).to(tl.float32)
+        g2 += tl.load(dactivation + offset2).to(tl.float32)
+        g3 += tl.load(dactivation + offset3).to(tl.float32)
+    d0 = tl.where(scale[None, :] * z0 + shift > 0, g0, 0.0)
+    d1 = tl.where(scale[None, :] * z1 + shift > 0, g1, 0.0)
+    d2 = tl.where(scale[None, :] * z2 + shift > 0, g2, 0.0)
+    d3 = tl.where(scale[None, :] * z3 + shift > 0, g3, 0.0)
     sum_d = tl.sum(d0 + d1 + d2 + d3, 0)
     sum_dz = tl.sum(d0 * z0 + d1 * z1 + d2 * z2 + d3 * z3, 0)
     tl.atomic_add(dbeta + c, sum_d, sem="relaxed")
@@ -247,25 +267,36 @@ def _fold_patches(
         tl.store(target, total.to(out.dtype.element_ty), mask=real)
 
 
-def norm_relu_pool(z: Tensor, gamma: Tensor, beta: Tensor, out: Tensor) -> None:
-    """Write p into ``out`` (m, channels, side/2, side/2), of any strides whose pixels are evenly spaced."""
+def norm_relu_pool(z: Tensor, gamma: Tensor, beta: Tensor, out: Tensor, activation: Tensor | None = None) -> None:
+    """Write p into ``out`` (m, channels, side/2, side/2), of any strides whose pixels are evenly spaced.
+
+    ``activation``, channels-last like ``z``, gets what is pooled.
+    """
     images, channels, pooled_side = out.shape[:3]
     block = _channel_block(images, channels, pooled_side)
     _norm_relu_pool[(images, channels // block)](
-        z, gamma, beta, out, out.stride(0), out.stride(1), out.stride(3),
-        channels, pooled_side, block, EPSILON, num_warps=_warps(pooled_side, block),
+        z, gamma, beta, out, out.stride(0), out.stride(1), out.stride(3), z if activation is None else activation,
+        channels, pooled_side, block, EPSILON, activation is not None, num_warps=_warps(pooled_side, block),
     )  # fmt: skip
 
 
 def norm_relu_pool_backward(
-    z: Tensor, gamma: Tensor, beta: Tensor, gradient: Tensor, dz: Tensor, dgamma: Tensor, dbeta: Tensor
+    z: Tensor,
+    gamma: Tensor,
+    beta: Tensor,
+    gradient: Tensor,
+    dz: Tensor,
+    dgamma: Tensor,
+    dbeta: Tensor,
+    dactivation: Tensor | None = None,
 ) -> None:
-    """Write dz, and add to dgamma and dbeta."""
+    """Write dz, and add to dgamma and dbeta; ``dactivation`` is the gradient of what is pooled, channels-last."""
     images, channels, pooled_side = gradient.shape[:3]
     block = _channel_block(images, channels, pooled_side)
     _norm_relu_pool_backward[(images, channels // block)](
-        z, gamma, beta, gradient, gradient.stride(0), gradient.stride(1), gradient.stride(3), dz, dgamma, dbeta,
-        channels, pooled_side, block, EPSILON, num_warps=_warps(pooled_side, block),
+        z, gamma, beta, gradient, gradient.stride(0), gradient.stride(1), gradient.stride(3),
+        dz if dactivation is None else dactivation, dz, dgamma, dbeta,
+        channels, pooled_side, block, EPSILON, dactivation is not None, num_warps=_warps(pooled_side, block),
     )  # fmt: skip
 
 

@@ -7,6 +7,8 @@ which the kernels read them: each convolution's weight as (out, 3, 3, in) instea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -88,6 +90,21 @@ class EnergyGradient:
         self._image_gradient(compact, dx)
         return dx
 
+    def features(self, theta: Tensor, compact: Tensor, x: Tensor, of_layers: bool) -> list[Tensor]:
+        """The embeddings (m, features), after what each activation gives if ``of_layers``; a view of the workspace."""
+        activations = [torch.empty_like(z) for z in self._convolved] if of_layers else []
+        self._forward(theta, compact, x, activations)
+        return [*activations, self._pooled[-1].view(len(x), self.layout.features)]
+
+    def feature_gradient(self, theta: Tensor, compact: Tensor, x: Tensor, gradients: Sequence[Tensor]) -> Tensor:
+        """The gradient in the images, given those of what ``features`` gave last."""
+        *dactivations, dfeatures = gradients
+        self._dfeatures.copy_(dfeatures)
+        self._backward(theta, compact, x, torch.zeros_like(theta), of_weights=False, dactivations=dactivations)
+        dx = torch.empty(x.shape, device=x.device)
+        self._image_gradient(compact, dx)
+        return dx
+
     def logits(self, theta: Tensor, compact: Tensor, x: Tensor) -> Tensor:
         """Class scores (m, classes), float32."""
         self._forward(theta, compact, x)
@@ -119,7 +136,8 @@ class EnergyGradient:
         )
         return features
 
-    def _forward(self, theta: Tensor, compact: Tensor, x: Tensor) -> None:
+    def _forward(self, theta: Tensor, compact: Tensor, x: Tensor, activations: Sequence[Tensor] = ()) -> None:
+        """Up through the blocks, writing ``activations``, of all blocks or none, on the way."""
         for number, block in enumerate(self.layout.blocks):
             z = self._convolved[number]
             if number == 0:
@@ -137,16 +155,26 @@ class EnergyGradient:
                     self.layout.chains,
                 )
                 self._convolved[number] = z
-            blocks.norm_relu_pool(z, theta[block.gamma], theta[block.beta], self._pooled[number])
+            activation = activations[number] if activations else None
+            blocks.norm_relu_pool(z, theta[block.gamma], theta[block.beta], self._pooled[number], activation)
 
-    def _backward(self, theta: Tensor, compact: Tensor, x: Tensor, gradient: Tensor, of_weights: bool) -> None:
-        """Down through the blocks, adding to ``gradient``."""
+    def _backward(
+        self,
+        theta: Tensor,
+        compact: Tensor,
+        x: Tensor,
+        gradient: Tensor,
+        of_weights: bool,
+        dactivations: Sequence[Tensor] = (),
+    ) -> None:
+        """Down through the blocks, adding to ``gradient``; ``dactivations`` are those of all blocks or none."""
         incoming = self._dfeatures.view(self._pooled[-1].shape)
         for number in reversed(range(len(self.layout.blocks))):
             block, dz = self.layout.blocks[number], self._dconvolved[number]
             gamma, beta = theta[block.gamma], theta[block.beta]
             dgamma, dbeta = gradient[block.gamma], gradient[block.beta]
-            blocks.norm_relu_pool_backward(self._convolved[number], gamma, beta, incoming, dz, dgamma, dbeta)
+            seen = dactivations[number] if dactivations else None
+            blocks.norm_relu_pool_backward(self._convolved[number], gamma, beta, incoming, dz, dgamma, dbeta, seen)
             if number == 0:
                 break
             below, weight = self._pooled[number - 1], _kernel(compact, block)

@@ -6,7 +6,7 @@ f_i are the data's log-likelihoods as vectors, f = sum_i f_i their sum and f_w =
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.core.errors import DivergenceError
-from pseudocoresets.core.points import Points
+from pseudocoresets.core.points import Points, Rows
 from pseudocoresets.core.targets import Array, all_points
+from pseudocoresets.methods.nearby import forward_kl_near
 from pseudocoresets.methods.problem import Problem
+from pseudocoresets.methods.selection.uniform import uniform_points
 from pseudocoresets.methods.selection.vectors import LikelihoodVectors, VectorModel, likelihood_vectors
 from pseudocoresets.methods.selection.weights import (
     SMALLEST_NORM,
@@ -25,7 +27,9 @@ from pseudocoresets.methods.selection.weights import (
     non_negative_least_squares,
 )
 from pseudocoresets.methods.solver import Solver, check_size, full_data, nearest_gaussian, smooth_model
-from pseudocoresets.methods.starts import forward_kl_near
+
+MOST_DATA, MOST_POINTS = 100_000, 1000
+"""Of Hilbert coresets that other methods start from or are measured against."""
 
 
 class _Sum:
@@ -83,6 +87,7 @@ class FrankWolfe(Solver):
     refit: bool = True
 
     name: ClassVar[str] = "frank-wolfe"
+    is_baseline: ClassVar[bool] = True
 
     def solve(self, problem: Problem, size: int, seed: int = 0) -> Points:
         check_size(problem.energy.data_size, size)
@@ -149,6 +154,22 @@ class Giga(FrankWolfe):
         current.move((1 - share) / norm, index, share / float(current.norms[index]))
         current.rescale(current.product_with_target / max(current.squared_norm, 1e-300))
         return True
+
+
+def hilbert_coreset(problem: Problem, size: int, seed: int, solver: FrankWolfe | None = None) -> Points:
+    """A Hilbert coreset of at most ``size`` points, by :class:`Giga` unless told otherwise, for little time.
+
+    Of more than ``MOST_DATA`` data a uniform subsample of that many is used, and at most ``MOST_POINTS`` are chosen.
+    """
+    solver, size = solver or Giga(), min(size, MOST_POINTS)
+    if problem.energy.data_size <= MOST_DATA:
+        return solver.solve(problem, size, seed)
+    some = uniform_points(problem, MOST_DATA, seed)
+    assert some.indices is not None
+    data, energy = Rows(some.x, some.y), replace(problem.energy, data_size=MOST_DATA)
+    found = solver.solve(replace(problem, energy=energy, real_data=lambda: data), size, seed)
+    assert found.indices is not None
+    return replace(found, weights=float(some.weights[0]) * found.weights, indices=some.indices[found.indices])
 
 
 def _gather(problem: Problem, current: _Sum, refit: bool) -> Points:

@@ -22,6 +22,7 @@ class Uniform(Solver):
     """m independent draws; a point drawn c times gets the weight c n / m."""
 
     name: ClassVar[str] = "uniform"
+    is_baseline: ClassVar[bool] = True
     needs_source: ClassVar[bool] = False
 
     def solve(self, problem: Problem, size: int, seed: int = 0) -> Points:

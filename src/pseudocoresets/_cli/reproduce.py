@@ -1,0 +1,188 @@
+"""``bpc reproduce``: the paper's tables and figures, ours beside the paper's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from pseudocoresets._cli import options as o
+from pseudocoresets._cli.output import print_json, print_table
+from pseudocoresets._cli.process import say
+from pseudocoresets._io.files import require_writable_folder
+from pseudocoresets._report.reproduction import write_reproduction
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.workflows.provenance import typed_command
+from pseudocoresets.workflows.reproduce.catalogue import TABLES
+from pseudocoresets.workflows.reproduce.judge import Order
+from pseudocoresets.workflows.reproduce.scale import SMOKE, Scale
+from pseudocoresets.workflows.reproduce.schedule import Wanted, compute, compute_on, estimate, is_done, missing
+
+A_CELL_FAILED = 3
+LIST, PAGE, ALL = "list", "page", "all"
+
+
+def reproduce(
+    context: typer.Context,
+    names: Annotated[
+        list[str],
+        typer.Argument(help="Tables and figures by name, or all; list says which there are, page writes them again."),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder of the records, tables and page.", rich_help_panel=o.OUTPUT)
+    ] = Path("runs/reproduce"),
+    data_dir: o.DataDir = Path("data"),
+    experts: Annotated[
+        Path | None,
+        typer.Option(
+            "--experts", help="Folder for folders of experts; default DATA_DIR/experts.", rich_help_panel=o.EXPERTS
+        ),
+    ] = None,
+    coresets: Annotated[
+        Path | None,
+        typer.Option(
+            "--coresets",
+            help="Judge DATASET-ipcN-METHOD.safetensors in this folder instead of new ones.",
+            rich_help_panel=o.METHOD,
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=10_000, help="Constructions for each cell.", rich_help_panel=o.METHOD)
+    ] = 1,
+    devices: Annotated[
+        str,
+        typer.Option(
+            "--devices",
+            help="Devices separated by commas, a process for each: cuda:0,cuda:1.",
+            rich_help_panel=o.MACHINE,
+        ),
+    ] = "auto",
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            "--budget", min=0, help="Seconds: the most valuable cells that fit into them.", rich_help_panel=o.MACHINE
+        ),
+    ] = None,
+    smoke: Annotated[
+        bool,
+        typer.Option("--smoke", help="The whole path on the digits in two or three minutes.", rich_help_panel=o.METHOD),
+    ] = False,
+    datasets: Annotated[
+        str, typer.Option("--datasets", help="Only these, separated by commas.", rich_help_panel=o.DATA)
+    ] = "",
+    sizes: Annotated[
+        str, typer.Option("--ipc", help="Only these images per class, separated by commas.", rich_help_panel=o.DATA)
+    ] = "",
+    variants: Annotated[
+        str,
+        typer.Option(
+            "--variants", help="Only these: published, best or the name of a method.", rich_help_panel=o.METHOD
+        ),
+    ] = "",
+    protocols: Annotated[
+        str, typer.Option("--protocols", help="Only these: cold, point, expert.", rich_help_panel=o.METHOD)
+    ] = "",
+    expert_count: o.ExpertCount = None,
+    iterations: Annotated[
+        int | None,
+        typer.Option(
+            "--iterations",
+            min=1,
+            help="The most of any construction; default: its preset's.",
+            rich_help_panel=o.CONSTRUCTION,
+        ),
+    ] = None,
+    json: o.AsJson = False,
+) -> None:
+    """Every table and figure of the paper, ours beside the paper's.
+
+    Cells that the folder holds are not computed again, so that the same command goes on where it was stopped. One JSON
+    file for each cell, tables.md, and index.html, which needs nothing else. A cell that fails is named, and the status
+    is then 3.
+
+    Example: bpc reproduce list --smoke
+    """
+    settings = _scale(smoke, expert_count, iterations)
+    order = Order(out, data_dir, experts, coresets, settings, typed_command())
+    wanted = _wanted(names, datasets, sizes, variants, protocols, seeds)
+    if LIST in names:
+        _list(wanted, order, json)
+        return
+    require_writable_folder(out)
+    failed = [] if PAGE in names else _compute(context, wanted, order, devices, budget)
+    page = write_reproduction(out, settings)
+    say("".join(f"{failure}\n" for failure in failed) + f"Saved: {out / 'tables.md'}, {page}")
+    if failed:
+        raise typer.Exit(A_CELL_FAILED)
+
+
+def _scale(smoke: bool, expert_count: int | None, iterations: int | None) -> Scale:
+    base = SMOKE if smoke else Scale()
+    return replace(
+        base,
+        expert_count=base.expert_count if expert_count is None else expert_count,
+        iterations=base.iterations if iterations is None else iterations,
+    )
+
+
+def _wanted(names: list[str], datasets: str, sizes: str, variants: str, protocols: str, seeds: int) -> Wanted:
+    tables = [] if {ALL, LIST, PAGE} & set(names) else names
+    whole = [word for word in _words(sizes) if not word.isdecimal()]
+    if whole:
+        raise InputError(f"Images per class are whole numbers, separated by commas; got '{whole[0]}'.")
+    return Wanted(
+        tables, _words(datasets), [int(word) for word in _words(sizes)], _words(variants), _words(protocols), seeds
+    )
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _compute(context: typer.Context, wanted: Wanted, order: Order, devices: str, budget: float | None) -> list[str]:
+    """What failed, each as a sentence."""
+    cells = [cell for cell in wanted.cells(order) if missing(cell, order) is None]
+    if not cells:
+        raise InputError("None of the cells asked for can be computed here; 'bpc reproduce list' says what is missing.")
+    names = _words(devices)
+    settings = context.find_object(o.ProgramSettings) or o.ProgramSettings()
+    if len(names) > 1:
+        compute_on(names, cells, order, settings.precision, budget, say)
+        return []
+    place = settings.place(names[0] if names else "auto")
+    outcomes = list(compute(cells, order, place, budget))
+    say(f"{len(outcomes)} of {len(cells)} cells are there.")
+    return [f"{each.cell} failed: {each.failure}" for each in outcomes if each.failure is not None]
+
+
+def _list(wanted: Wanted, order: Order, json: bool) -> None:
+    """Every table and figure: its cells, what is done and missing, and what the rest would take."""
+    rows: list[dict[str, Any]] = []
+    for name, table in TABLES.items():
+        cells = replace(wanted, tables=[name]).cells(order)
+        absent = {why for cell in cells if (why := missing(cell, order)) is not None}
+        open_cells = [cell for cell in cells if missing(cell, order) is None and not is_done(cell, order)]
+        rows.append(
+            {
+                "name": name,
+                "title": table.title,
+                "cells": len(cells),
+                "done": sum(is_done(cell, order) for cell in cells),
+                "possible": len(open_cells),
+                "seconds": round(sum({cell.made: estimate(cell, order) for cell in open_cells}.values())),
+                "missing": sorted(absent),
+            }
+        )
+    if json:
+        print_json(rows)
+        return
+    columns = ["", "what", "cells", "done", "can be computed", "about, s"]
+    print_table(
+        "Tables and figures of the paper",
+        columns,
+        [[str(row[key]) for key in ("name", "title", "cells", "done", "possible", "seconds")] for row in rows],
+        "Seconds are a rough estimate for one H200, of one table alone; tables share coresets and experts.\n"
+        + "\n".join(sorted({why for row in rows for why in row["missing"]})),
+    )

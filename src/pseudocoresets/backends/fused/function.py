@@ -1,0 +1,55 @@
+"""A function of tensors and its gradients, captured as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.backends.fused.chains import cudnn_benchmark
+
+WARM_UPS = 2
+
+
+class CapturedFunction:
+    """A scalar function of named tensors, with its gradients in those that ask for one, for tensors of these shapes."""
+
+    def __init__(self, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]) -> None:
+        self._function = function
+        self._inputs = {
+            name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in tensors.items()
+        }
+        self._wanted = {name: tensor for name, tensor in self._inputs.items() if tensor.requires_grad}
+        self._value = torch.zeros(())
+        self._gradients: tuple[Tensor, ...] = ()
+        self._graph = self._capture()
+
+    def __call__(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Copies of the value and of the gradients at other tensors."""
+        with torch.no_grad():
+            for name, tensor in self._inputs.items():
+                tensor.copy_(tensors[name])
+        self._graph.replay()
+        copies = (gradient.clone() for gradient in self._gradients)
+        return self._value.clone(), dict(zip(self._wanted, copies, strict=True))
+
+    def _work(self) -> None:
+        with torch.enable_grad():
+            value = self._function(**self._inputs)
+        self._gradients = torch.autograd.grad(value, list(self._wanted.values())) if self._wanted else ()
+        self._value = value.detach()
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        with cudnn_benchmark():
+            warm_up = torch.cuda.Stream()
+            warm_up.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(warm_up):
+                for _ in range(WARM_UPS):
+                    self._work()
+            torch.cuda.current_stream().wait_stream(warm_up)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._work()
+        return graph

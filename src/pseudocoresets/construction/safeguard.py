@@ -1,0 +1,87 @@
+"""Never worse than doing nothing clever: what a method found is measured before it is returned.
+
+Its divergence KL(pi || pi_u) is estimated without a chain (``Yardstick``), beside that of simple coresets of the same
+size: a uniform subsample and the Hilbert coresets of Frank-Wolfe and GIGA, or all the data where as many are allowed.
+A gradient method's points are also tried on the way back to where they started, at 1/2, 1/4, 1/8 and 0 of the way. The
+nearest is returned, and the coreset says which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pseudocoresets._io.files import finite_fields
+from pseudocoresets.core.errors import DivergenceError
+from pseudocoresets.core.points import Points
+from pseudocoresets.core.targets import all_points
+from pseudocoresets.methods import FrankWolfe, Giga, Problem, Uniform
+from pseudocoresets.methods.selection.hilbert import hilbert_coreset
+from pseudocoresets.methods.solver import full_data, yardstick_of
+
+OWN, START, EVERYTHING = "own", "start", "all data"
+WAY_BACK = (0.5, 0.25, 0.125)
+CHECKED = "checked"
+"""Where a coreset's configuration says what was measured."""
+
+
+@dataclass
+class Safeguard:
+    """The nearest of several coresets of at most ``size`` points, and the divergences of all of them."""
+
+    problem: Problem
+    size: int
+    seed: int
+    divergences: dict[str, float] = field(default_factory=dict)
+    _best: tuple[str, Points] | None = None
+
+    def offer(self, name: str, points: Points) -> None:
+        """Measure a candidate; one that is no nearer than those before it is forgotten."""
+        self.divergences[name] = yardstick_of(self.problem).divergence(points)
+        if self._best is None or self.divergences[name] < self.divergences[self._best[0]]:
+            self._best = name, points
+
+    def offer_way_back(self, start: Points, end: Points) -> None:
+        """Points between ``start`` and ``end``, and ``start`` itself."""
+        self.offer(START, start)
+        for share in WAY_BACK:
+            self.offer(f"{share:g} of the way", between(start, end, share))
+
+    def offer_simple(self) -> None:
+        """Coresets that need no method."""
+        for name, points in simple_coresets(self.problem, self.size, self.seed):
+            self.offer(name, points)
+
+    @property
+    def best(self) -> Points:
+        if self._best is None:
+            raise DivergenceError("No coreset was found; use a proper prior or check the data for extreme values.")
+        return self._best[1]
+
+    def record(self) -> dict[str, Any]:
+        """Which one is the nearest, and what was measured, in nats."""
+        returned = None if self._best is None else self._best[0]
+        return {"returned": returned, "kl": finite_fields(self.divergences)}
+
+
+def simple_coresets(problem: Problem, size: int, seed: int) -> Iterator[tuple[str, Points]]:
+    """What needs no method, by name."""
+    if size >= problem.energy.data_size:
+        yield EVERYTHING, all_points(full_data(problem))
+        return
+    yield Uniform.name, Uniform().solve(problem, size, seed)
+    for solver in (FrankWolfe(), Giga()):
+        try:
+            yield solver.name, hilbert_coreset(problem, size, seed, solver)
+        except DivergenceError:
+            continue
+
+
+def between(start: Points, end: Points, share: float) -> Points:
+    """(1 - share) start + share end, in points, targets and weights alike."""
+    x, y, weights = (
+        first + share * (second - first)
+        for first, second in ((start.x, end.x), (start.y, end.y), (start.weights, end.weights))
+    )
+    return Points(x, y, weights)

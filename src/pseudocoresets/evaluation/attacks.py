@@ -1,0 +1,361 @@
+"""How much accuracy is left when an adversary may change every pixel by at most epsilon (l-inf).
+
+The model under attack is the average over parameter sets, and the adversary sees all of them (white box):
+
+    p(y | x) = (1/J) sum_j softmax(f(T(x), theta_j))_y,        x in [0, 1], T the transform to the network's inputs
+
+An image counts as robust if none of the attacks finds x' with ||x' - x||_inf <= epsilon, x' in [0, 1], that is
+classified otherwise than its label. ``STANDARD`` is in the manner of AutoAttack (Croce and Hein 2020): APGD on the
+cross-entropy and on the difference of logits ratio, then the Square attack on what is left. Its targeted APGD and FAB
+are not here, so that figures can be above AutoAttack's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.seeds import generator_for
+from pseudocoresets.data.dataset import Split
+from pseudocoresets.data.transforms import as_pixels
+from pseudocoresets.evaluation.report import Summary
+from pseudocoresets.inference.samples import PosteriorSamples
+
+EPSILONS = (1 / 255, 2 / 255, 4 / 255, 8 / 255)
+"""8/255 is RobustBench's for CIFAR-10; the paper does not name its own."""
+PASSES_AT_ONCE = 4000
+"""Images times parameter sets whose gradients are computed together."""
+APGD_MOMENTUM = 0.75
+APGD_PROGRESS = 0.75
+"""Share of steps of a period that must have been for the better, or the step is halved."""
+SQUARE_SHARE = 0.8
+"""Of the image, in the Square attack's first squares."""
+SQUARE_HALVINGS = (0.001, 0.005, 0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
+"""Parts of the queries after which the squares' area is halved."""
+
+Scores = Callable[[Tensor], Tensor]
+"""Pixels (n, channels, height, width) in [0, 1] to scores (n, classes) whose largest is the predicted class."""
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Of scores and labels, for each image; the adversary makes it large."""
+
+
+class Attack(Protocol):
+    """A search for images near the given ones that are classified otherwise."""
+
+    def __call__(
+        self, scores: Scores, pixels: Tensor, labels: Tensor, epsilon: float, generator: torch.Generator
+    ) -> Tensor:
+        """Images within epsilon; where the search succeeded, they are classified wrongly."""
+        ...
+
+
+def cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(scores, labels, reduction="none")
+
+
+def logits_ratio(scores: Tensor, labels: Tensor) -> Tensor:
+    """DLR: -(z_y - max_{i != y} z_i) / (z_(1) - z_(3)), which neither shifting nor scaling the scores changes.
+
+    With two classes there is no third score, and it is the difference alone.
+    """
+    difference = -margin(scores, labels)
+    if scores.shape[1] < 3:
+        return difference
+    ordered = scores.sort(-1, descending=True).values
+    return difference / (ordered[:, 0] - ordered[:, 2] + 1e-12)
+
+
+def margin(scores: Tensor, labels: Tensor) -> Tensor:
+    """z_y - max_{i != y} z_i: positive where the label is predicted."""
+    own = scores.gather(-1, labels[:, None]).squeeze(-1)
+    return own - scores.scatter(-1, labels[:, None], -math.inf).max(-1).values
+
+
+@dataclass(frozen=True)
+class PGD:
+    """Projected gradient ascent on the cross-entropy (Madry et al. 2018), from a random point within epsilon:
+
+    x <- clip(x + step * epsilon * sign(grad L(x))),   clip to [x_0 - epsilon, x_0 + epsilon] and [0, 1]
+    """
+
+    steps: int = 40
+    step: float = 0.1
+    """In units of epsilon."""
+    loss: Loss = cross_entropy
+
+    def __call__(
+        self, scores: Scores, pixels: Tensor, labels: Tensor, epsilon: float, generator: torch.Generator
+    ) -> Tensor:
+        found = pixels.clone()
+        moved = _clipped(pixels + epsilon * _uniform(pixels, generator), pixels, epsilon)
+        for _ in range(self.steps):
+            answer = _ascent(scores, moved, labels, self.loss)
+            found = _where(answer.wrong, moved, found)
+            moved = _clipped(moved + self.step * epsilon * answer.gradient.sign(), pixels, epsilon)
+        return _where(_is_wrong(scores, moved, labels), moved, found)
+
+
+@dataclass(frozen=True)
+class APGD:
+    """Auto-PGD (Croce and Hein 2020): momentum, and a step from 2 epsilon on that is halved when progress stops.
+
+    z = clip(x_t + eta sign(grad L)),   x_{t+1} = clip(x_t + 0.75 (z - x_t) + 0.25 (x_t - x_{t-1}))
+
+    At checkpoints, an image whose loss grew in fewer than three quarters of the steps since the last one, or whose step
+    and best loss have not changed since, goes back to its best point with half the step.
+    """
+
+    loss: Loss = cross_entropy
+    steps: int = 100
+
+    def __call__(
+        self, scores: Scores, pixels: Tensor, labels: Tensor, epsilon: float, generator: torch.Generator
+    ) -> Tensor:
+        start = _clipped(pixels + epsilon * _uniform(pixels, generator), pixels, epsilon)
+        search = _Search(start, _ascent(scores, start, labels, self.loss), pixels, epsilon)
+        checkpoints = _checkpoints(self.steps)
+        for step in range(1, self.steps + 1):
+            moved = search.step()
+            search.move_to(moved, _ascent(scores, moved, labels, self.loss))
+            if step in checkpoints:
+                search.review()
+        return search.found
+
+
+@dataclass(frozen=True)
+class Square:
+    """Square attack (Andriushchenko et al. 2020): random squares of +-epsilon, kept where the margin shrinks.
+
+    It asks for scores only, so that gradients which mislead do not help the defender.
+    """
+
+    queries: int = 500
+
+    def __call__(
+        self, scores: Scores, pixels: Tensor, labels: Tensor, epsilon: float, generator: torch.Generator
+    ) -> Tensor:
+        count, channels, height, width = pixels.shape
+        stripes = _signs((count, channels, 1, width), pixels, generator)
+        best = _clipped(pixels + epsilon * stripes, pixels, epsilon)
+        least = _margins(scores, best, labels)
+        for query in range(self.queries):
+            side = max(1, round(math.sqrt(self._area(query) * height * width)))
+            side = min(side, height, width)
+            trial = best.clone()
+            row, column = (int(_integers(extent - side + 1, generator)) for extent in (height, width))
+            window = (..., slice(row, row + side), slice(column, column + side))
+            trial[window] = pixels[window] + epsilon * _signs((count, channels, 1, 1), pixels, generator)
+            trial = _clipped(trial, pixels, epsilon)
+            margins = _margins(scores, trial, labels)
+            better = margins < least
+            best, least = _where(better, trial, best), torch.where(better, margins, least)
+        return best
+
+    def _area(self, query: int) -> float:
+        """The square's share of the image, halved as the queries go on."""
+        halvings = sum(query >= part * self.queries for part in SQUARE_HALVINGS)
+        return float(SQUARE_SHARE * 0.5**halvings)
+
+
+STANDARD: tuple[Attack, ...] = (APGD(cross_entropy), APGD(logits_ratio), Square())
+"""In the manner of AutoAttack."""
+ATTACKS: Mapping[str, Sequence[Attack]] = {"pgd": (PGD(),), "autoattack-style": STANDARD}
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """Accuracies under attack: those of single chains, attacked one by one, and of their average, attacked as such."""
+
+    epsilon: float
+    chains: Summary
+    ensemble: float
+
+
+def averaged_scores(samples: PosteriorSamples) -> Scores:
+    """log p(y | x), differentiable in the pixels x, of the average over all chains and samples."""
+    if samples.transform is None:
+        raise InputError("Only samples of a network for images can be attacked.")
+    if samples.transform.span is not None and samples.transform.span.is_floating_point():
+        raise InputError("Attacks change pixels in 0..1; images whose values have a range of their own have none.")
+    network, thetas = samples.network, samples.draws
+    transform = samples.transform.to(thetas.device)
+
+    def scores(pixels: Tensor) -> Tensor:
+        inputs = transform(pixels)
+        return torch.stack([network.logits(theta, inputs).log_softmax(-1) for theta in thetas]).logsumexp(0)
+
+    return scores
+
+
+def robust_accuracy(
+    scores: Scores,
+    pixels: Tensor,
+    labels: Tensor,
+    epsilon: float,
+    attacks: Sequence[Attack] = STANDARD,
+    seed: int = 0,
+    at_once: int = PASSES_AT_ONCE,
+) -> float:
+    """The share of images that no attack turns; each attack sees only those that the ones before left."""
+    robust = [
+        int(_survivors(scores, part, own, epsilon, attacks, generator_for(seed, "attack", i, device=part.device)))
+        for i, (part, own) in enumerate(zip(pixels.split(at_once), labels.split(at_once), strict=True))
+    ]
+    return sum(robust) / len(labels)
+
+
+def attack_chains(
+    samples: PosteriorSamples,
+    split: Split,
+    epsilon: float,
+    attacks: Sequence[Attack] = STANDARD,
+    images: int = 1000,
+    samples_per_chain: int = 4,
+    seed: int = 0,
+) -> Robustness:
+    """Attack each chain alone, and the average of all, on the first ``images`` of ``split``.
+
+    Of each chain, ``samples_per_chain`` evenly spaced samples are the model, for the attack and its judgement alike.
+    """
+    kept = samples.parameters.shape[1]
+    count = min(samples_per_chain, kept)
+    spaced = [(kept * (i + 1)) // count - 1 for i in range(count)]
+    parameters = samples.parameters[:, spaced]
+    device = parameters.device
+    span = None if samples.transform is None else samples.transform.span
+    pixels = as_pixels(split.images[:images].to(device), span)
+    labels = split.labels[:images].to(device)
+
+    def against(chains: Tensor) -> float:
+        scores = averaged_scores(replace(samples, parameters=chains))
+        at_once = max(1, PASSES_AT_ONCE // chains.shape[:2].numel())
+        return robust_accuracy(scores, pixels, labels, epsilon, attacks, seed, at_once)
+
+    return Robustness(epsilon, Summary(tuple(against(chain[None]) for chain in parameters)), against(parameters))
+
+
+def _survivors(
+    scores: Scores,
+    pixels: Tensor,
+    labels: Tensor,
+    epsilon: float,
+    attacks: Sequence[Attack],
+    generator: torch.Generator,
+) -> int:
+    left = (~_is_wrong(scores, pixels, labels)).nonzero().squeeze(1)
+    for attack in attacks:
+        if len(left) == 0:
+            return 0
+        tried = attack(scores, pixels[left], labels[left], epsilon, generator)
+        within = _clipped(tried, pixels[left], epsilon)
+        left = left[~_is_wrong(scores, within, labels[left])]
+    return len(left)
+
+
+class _Ascent(NamedTuple):
+    """The loss of each image, its gradient, and where the prediction is wrong."""
+
+    losses: Tensor
+    gradient: Tensor
+    wrong: Tensor
+
+
+class _Search:
+    """The state of APGD for a batch; each image has its own step."""
+
+    def __init__(self, start: Tensor, answer: _Ascent, pixels: Tensor, epsilon: float) -> None:
+        self._pixels, self._epsilon = pixels, epsilon
+        self._here = self._before = self._best = start
+        self._answer = self._best_answer = answer
+        self._eta = torch.full((len(start), 1, 1, 1), 2 * epsilon, device=start.device)
+        self._grew = torch.zeros(len(start), device=start.device)
+        self._since = 0
+        self._kept_step = torch.zeros(len(start), dtype=torch.bool, device=start.device)
+        self._last_best = answer.losses
+        self.found = _where(answer.wrong, start, pixels)
+
+    def step(self) -> Tensor:
+        aim = _clipped(self._here + self._eta * self._answer.gradient.sign(), self._pixels, self._epsilon)
+        momentum = (1 - APGD_MOMENTUM) * (self._here - self._before)
+        return _clipped(self._here + APGD_MOMENTUM * (aim - self._here) + momentum, self._pixels, self._epsilon)
+
+    def move_to(self, moved: Tensor, answer: _Ascent) -> None:
+        self._grew += answer.losses > self._answer.losses
+        self._since += 1
+        self._before, self._here, self._answer = self._here, moved, answer
+        self.found = _where(answer.wrong, moved, self.found)
+        better = answer.losses > self._best_answer.losses
+        self._best = _where(better, moved, self._best)
+        self._best_answer = _chosen(better, answer, self._best_answer)
+
+    def review(self) -> None:
+        """At a checkpoint: halve the step where progress has stopped, and go back to the best point there."""
+        stuck = self._grew < APGD_PROGRESS * self._since
+        unchanged = self._kept_step & (self._best_answer.losses <= self._last_best)
+        halve = stuck | unchanged
+        self._eta = torch.where(halve[:, None, None, None], self._eta / 2, self._eta)
+        self._here = _where(halve, self._best, self._here)
+        self._before = _where(halve, self._best, self._before)
+        self._answer = _chosen(halve, self._best_answer, self._answer)
+        self._kept_step, self._last_best = ~halve, self._best_answer.losses
+        self._grew, self._since = torch.zeros_like(self._grew), 0
+
+
+def _checkpoints(steps: int) -> set[int]:
+    """ceil(p_j steps), p_0 = 0, p_1 = 0.22, p_{j+1} = p_j + max(p_j - p_{j-1} - 0.03, 0.06)."""
+    parts = [0.0, 0.22]
+    while parts[-1] < 1:
+        parts.append(parts[-1] + max(parts[-1] - parts[-2] - 0.03, 0.06))
+    return {math.ceil(part * steps) for part in parts[1:] if part <= 1}
+
+
+def _ascent(scores: Scores, pixels: Tensor, labels: Tensor, loss: Loss) -> _Ascent:
+    pixels = pixels.detach().requires_grad_()
+    with torch.enable_grad():
+        found = scores(pixels)
+        losses = loss(found, labels)
+        (gradient,) = torch.autograd.grad(losses.sum(), pixels)
+    return _Ascent(losses.detach(), gradient, margin(found.detach(), labels) <= 0)
+
+
+def _margins(scores: Scores, pixels: Tensor, labels: Tensor) -> Tensor:
+    with torch.no_grad():
+        return margin(scores(pixels), labels)
+
+
+def _is_wrong(scores: Scores, pixels: Tensor, labels: Tensor) -> Tensor:
+    return _margins(scores, pixels, labels) <= 0
+
+
+def _clipped(moved: Tensor, pixels: Tensor, epsilon: float) -> Tensor:
+    return torch.clamp(torch.minimum(torch.maximum(moved, pixels - epsilon), pixels + epsilon), 0, 1)
+
+
+def _where(chosen: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    return torch.where(chosen[:, None, None, None], first, second)
+
+
+def _chosen(chosen: Tensor, first: _Ascent, second: _Ascent) -> _Ascent:
+    return _Ascent(
+        torch.where(chosen, first.losses, second.losses),
+        _where(chosen, first.gradient, second.gradient),
+        torch.where(chosen, first.wrong, second.wrong),
+    )
+
+
+def _uniform(like: Tensor, generator: torch.Generator) -> Tensor:
+    return 2 * torch.rand(like.shape, generator=generator, device=like.device, dtype=like.dtype) - 1
+
+
+def _signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+    return 2 * torch.randint(0, 2, shape, generator=generator, device=like.device).to(like.dtype) - 1
+
+
+def _integers(below: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(0, below, (), generator=generator, device=generator.device)

@@ -1,0 +1,167 @@
+"""How far a coreset's posterior is from the full one, without a chain.
+
+With l(theta) the log-likelihood of all the data, l_u that of a coreset u, and Delta = l - l_u, the prior cancels in
+
+    KL(pi || pi_u) = E_pi[Delta] + log E_pi[exp(-Delta)]                                                      (near)
+                   = E_pi[Delta] + log Z_u - log Z                                                            (far)
+
+Draws of the Gaussian q nearest to pi, with Pareto-smoothed importance weights, stand for pi. The first line has a
+small relative error where pi covers pi_u, because the noise of its two terms cancels; the second finds Z_u by draws of
+the Gaussian q_u nearest to pi_u. Where there are too many data or parameters for either, KL(q || q_u) has to do; where
+all posteriors are Gaussian it is exact.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.core.errors import DivergenceError
+from pseudocoresets.core.gaussian import Gaussian, kl_divergence
+from pseudocoresets.core.points import FullData, Points, unit_weights
+from pseudocoresets.kernels.pareto import LARGEST_K, pareto_smoothed
+from pseudocoresets.models.expectation import SmoothModel
+from pseudocoresets.sources.gaussian_fit import fit_gaussian
+
+DRAWS = 1024
+FEWEST_DRAWS = 256
+LARGEST_WORK = 40_000_000
+"""Log-likelihoods that are evaluated for a yardstick: draws times data."""
+WIDER = 1.1
+"""How much larger the covariance of a proposal is than that of the Gaussian nearest to its target."""
+LARGEST_NEAR = 0.5
+"""Nats up to which a divergence may be found by draws of pi alone."""
+AT_ONCE = 4_000_000
+"""Log-likelihoods that are held in memory."""
+
+
+class WeightedDraws(NamedTuple):
+    """Draws that stand for the full posterior."""
+
+    theta: Tensor
+    log_likelihood: Tensor
+    """l(theta) of each, (draws,)."""
+    log_weights: Tensor
+    """Logarithms of importance weights that sum to one."""
+    log_evidence: Tensor
+    """log Z"""
+    k: float
+    """The shape of the tail of the weights."""
+
+    @property
+    def trusted(self) -> bool:
+        return self.k <= LARGEST_K
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """Divergences of coresets from the posterior of ``data``, of which ``q`` is the nearest Gaussian."""
+
+    model: SmoothModel
+    data: FullData
+    q: Gaussian
+    seed: int = 0
+
+    @property
+    def draws(self) -> int:
+        """How many draws of q there are; none where the data are too many."""
+        affordable = LARGEST_WORK // (2 * len(self.data))
+        return 0 if affordable < FEWEST_DRAWS else min(DRAWS, affordable)
+
+    @cached_property
+    def learning(self) -> WeightedDraws | None:
+        """Draws that a search may use, where they can be trusted."""
+        return self._drawn(0)
+
+    @cached_property
+    def judging(self) -> WeightedDraws | None:
+        """Other draws, by which the result of a search is judged."""
+        return self._drawn(1)
+
+    def divergence(self, points: Points) -> float:
+        """An estimate of KL(pi || pi_u) in nats; infinite where pi_u has no nearest Gaussian."""
+        try:
+            with torch.no_grad():
+                value = self._divergence(points.detached())
+        except DivergenceError:
+            return math.inf
+        return max(value, 0.0) if math.isfinite(value) else math.inf
+
+    def near(self, points: Points, draws: WeightedDraws) -> Tensor:
+        """E_pi[Delta] + log E_pi[exp(-Delta)] over these draws, differentiable in the points."""
+        gap = draws.log_likelihood - self._log_likelihood(draws.theta, points)
+        return _near(draws.log_weights, gap)
+
+    def overlaps(self, points: Points, draws: WeightedDraws) -> bool:
+        """Whether :meth:`near` can be trusted."""
+        return self._near_if_trusted(points, draws) is not None
+
+    def _near_if_trusted(self, points: Points, draws: WeightedDraws) -> float | None:
+        """:meth:`near` where it is small and the weights that lead on from pi to pi_u have no heavy tail.
+
+        Draws of pi cannot see how much wider pi_u is, but then the fit of the tail does not see it either.
+        """
+        with torch.no_grad():
+            gap = draws.log_likelihood - self._log_likelihood(draws.theta, points)
+            value = float(_near(draws.log_weights, gap))
+        trusted = value <= LARGEST_NEAR and pareto_smoothed(draws.log_weights - gap).k <= LARGEST_K
+        return value if trusted else None
+
+    def _divergence(self, points: Points) -> float:
+        draws = self.judging
+        if draws is None:
+            return float(kl_divergence(self.q, fit_gaussian(self.model, points)))
+        value = self._near_if_trusted(points, draws)
+        if value is not None:
+            return value
+        gap = draws.log_likelihood - self._log_likelihood(draws.theta, points)
+        return float(draws.log_weights.exp() @ gap + self._log_evidence(points) - draws.log_evidence)
+
+    def _log_evidence(self, points: Points) -> Tensor:
+        """log Z_u, by draws of the Gaussian nearest to pi_u."""
+        wide = _widened(fit_gaussian(self.model, points))
+        theta = _normal_draws(wide, DRAWS, self.seed)
+        log_joint = self._log_likelihood(theta, points) + self.model.log_prior(theta)
+        return torch.logsumexp(log_joint - wide.log_density(theta), 0) - math.log(len(theta))
+
+    def _log_likelihood(self, theta: Tensor, points: Points) -> Tensor:
+        parts = theta.split(max(1, AT_ONCE // len(points)))
+        return torch.cat([self.model.log_likelihood(part, points.x, points.y) @ points.weights for part in parts])
+
+    def _drawn(self, stream: int) -> WeightedDraws | None:
+        if self.model.has_gaussian_posterior or not self.draws:
+            return None
+        wide = _widened(self.q)
+        theta = _normal_draws(wide, self.draws, 2 * self.seed + stream)
+        with torch.no_grad():
+            log_likelihood = self._full_log_likelihood(theta)
+            ratios = log_likelihood + self.model.log_prior(theta) - wide.log_density(theta)
+        weights = pareto_smoothed(ratios)
+        log_evidence = torch.logsumexp(ratios, 0) - math.log(len(theta))
+        found = WeightedDraws(theta, log_likelihood, weights.log_weights, log_evidence, weights.k)
+        return found if found.trusted else None
+
+    def _full_log_likelihood(self, theta: Tensor) -> Tensor:
+        total = torch.zeros(len(theta), dtype=theta.dtype)
+        for x, y in self.data.batches():
+            total += self._log_likelihood(theta, Points(x, y, unit_weights(x)))
+        return total
+
+
+def _near(log_weights: Tensor, gap: Tensor) -> Tensor:
+    return log_weights.exp() @ gap + torch.logsumexp(log_weights - gap, 0)
+
+
+def _widened(gaussian: Gaussian) -> Gaussian:
+    return Gaussian(gaussian.mean, WIDER * gaussian.covariance)
+
+
+def _normal_draws(gaussian: Gaussian, count: int, seed: int) -> Tensor:
+    """Scrambled Sobol points carried to a Gaussian, whose averages have less noise than those of independent draws."""
+    uniform = torch.quasirandom.SobolEngine(gaussian.size, scramble=True, seed=seed).draw(count, dtype=torch.float64)
+    return gaussian.unwhitened(torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9)))

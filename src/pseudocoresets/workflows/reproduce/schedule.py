@@ -1,0 +1,201 @@
+"""Which cells are computed, in which order, within which time and on which devices.
+
+The first seed of every table comes before the second of any; then tables go in the order of the catalogue, the paper's
+own method and our best before rivals, and all judgements of a coreset follow one another. With a budget, a cell is left
+out if by its estimate it would not be done in time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from multiprocessing import get_context
+
+from pseudocoresets.core.devices import threads_for
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.progress import Silent
+from pseudocoresets.data import find_entry
+from pseudocoresets.workflows.cells import RESULT, Outcome, run_cells
+from pseudocoresets.workflows.place import Workplace, workplace
+from pseudocoresets.workflows.plan import Plan
+from pseudocoresets.workflows.reproduce.catalogue import TABLES
+from pseudocoresets.workflows.reproduce.cells import VARIANTS, ReproductionCell
+from pseudocoresets.workflows.reproduce.judge import CONSTRUCTION, Order, ReproductionJudge
+
+FIRST_VARIANTS = ("published", "best")
+PACE = 0.010, 0.00014
+"""Seconds of an iteration of cd with k = 100 on one H200: these, and these for each image (docs/speed.md)."""
+DEARER = {"bptt": 1.5, "fkl": 3.0, "rkl": 3.0, "wasserstein": 1.5, "fkl-hmc": 8.0, "fkl-kfl": 8.0, "psvi": 10.0}
+"""Than cd, an iteration of these methods."""
+EXPERT_IMAGES_PER_SECOND = 400_000
+PLAIN_PATH = 10.0
+"""How much slower networks are that the fast path does not know."""
+SHIFT_SECONDS, ATTACK_SECONDS = 60.0, 150.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which part of the catalogue is asked for; an empty choice is everything."""
+
+    tables: Sequence[str] = ()
+    datasets: Sequence[str] = ()
+    sizes: Sequence[int] = ()
+    variants: Sequence[str] = ()
+    protocols: Sequence[str] = ()
+    seeds: int = 1
+
+    def __post_init__(self) -> None:
+        for name in self.tables:
+            TABLES[name]
+        unknown = [name for name in self.variants if name not in VARIANTS]
+        if unknown:
+            raise InputError(f"There is no variant named '{unknown[0]}'. Known: {', '.join(VARIANTS)}.")
+
+    def cells(self, order: Order) -> list[ReproductionCell]:
+        """In the order of their worth, each once."""
+        plain = [cell for name in self.tables or TABLES for cell in TABLES[name].cells() if self._asks_for(cell)]
+        first = list(dict.fromkeys(order.scale.cell(cell) for cell in plain))
+        rank = {cell.made: (_variant_rank(cell), index) for index, cell in reversed(list(enumerate(first)))}
+        ordered = sorted(first, key=lambda cell: rank[cell.made])
+        every = [list(cell.seeded(self.seeds)) for cell in ordered]
+        return [seeded[seed] for seed in range(self.seeds) for seeded in every]
+
+    def _asks_for(self, cell: ReproductionCell) -> bool:
+        asked = (
+            (self.datasets, cell.made.dataset),
+            (self.sizes, cell.made.ipc),
+            (self.variants, cell.made.variant),
+            (self.protocols, cell.protocol),
+        )
+        return all(not choice or value in choice for choice, value in asked)
+
+
+def _variant_rank(cell: ReproductionCell) -> int:
+    known = FIRST_VARIANTS
+    return known.index(cell.made.variant) if cell.made.variant in known else len(known)
+
+
+def missing(cell: ReproductionCell, order: Order) -> str | None:
+    """What is not here that the cell needs."""
+    if not VARIANTS[cell.made.variant].available:
+        return f"there is no method '{VARIANTS[cell.made.variant].method}'"
+    if not find_entry(cell.made.dataset).is_present(order.data_dir):
+        return f"'{order.data_dir}' does not hold {cell.made.dataset}"
+    return None
+
+
+def is_done(cell: ReproductionCell, order: Order) -> bool:
+    return (order.folder(cell) / RESULT).is_file()
+
+
+def estimate(cell: ReproductionCell, order: Order) -> float:
+    """Seconds on one H200, of what is not there yet."""
+    if is_done(cell, order):
+        return 0.0
+    plan = order.scale.plan(cell)
+    total = _judging(cell, plan)
+    made = (order.folder(cell).parent / CONSTRUCTION / RESULT).is_file() or order.recorded(cell) is not None
+    if cell.role == "coreset" and not made:
+        total += _constructing(cell, plan, order)
+    needs_experts = plan.protocol == "expert" or (cell.role == "coreset" and not made and plan.needs_experts())
+    if needs_experts and not (order.expert_folder(plan) / "store.json").is_file():
+        total += _training(plan)
+    return total
+
+
+def _training(plan: Plan) -> float:
+    images = find_entry(plan.dataset).train_count
+    return _path_factor(plan.network) * plan.expert_count * plan.experts.epochs * images / EXPERT_IMAGES_PER_SECOND
+
+
+def _constructing(cell: ReproductionCell, plan: Plan, order: Order) -> float:
+    stages = [(stage.method, stage.construction.iterations) for stage in plan.before]
+    stages.append((plan.method, plan.construction.iterations))
+    if VARIANTS[cell.made.variant].chooses_rate:
+        stages.append((plan.method, len(order.scale.rates) * order.scale.rate_iterations))
+    paces = (DEARER.get(method, 1.0) * iterations for method, iterations in stages)
+    return _path_factor(plan.network) * _pace(plan) * sum(paces) + 5.0
+
+
+def _judging(cell: ReproductionCell, plan: Plan) -> float:
+    if cell.test in ("cost", "pictures"):
+        return 1.0
+    draws = plan.control_draws if cell.role == "control" and cell.test == "clean" else 1
+    adjusted = 20.0 if cell.sampler == "hmc" else 1.0
+    steps = 0 if cell.role == "starts" else plan.sampling.steps
+    sampling = adjusted * _path_factor(cell.network or plan.network) * _pace(plan) * steps / 20
+    extra = {"shift": SHIFT_SECONDS, "attack": ATTACK_SECONDS}.get(cell.test, 0.0)
+    return draws * (2.0 + sampling) + extra * _path_factor(cell.network or plan.network)
+
+
+def _pace(plan: Plan) -> float:
+    fixed, for_each = PACE
+    return fixed + for_each * plan.construction.ipc * len(find_entry(plan.dataset).classes)
+
+
+def _path_factor(network: str) -> float:
+    return 1.0 if network.startswith("convnet") else PLAIN_PATH
+
+
+def compute(
+    cells: Sequence[ReproductionCell],
+    order: Order,
+    place: Workplace,
+    budget: float | None = None,
+) -> Iterator[Outcome[ReproductionCell]]:
+    """The cells in turn on one device; those that are done are read."""
+    judge, began = ReproductionJudge(order, replace(place, progress=Silent())), time.monotonic()
+
+    def affordable(cell: ReproductionCell) -> bool:
+        return budget is None or time.monotonic() - began + estimate(cell, order) <= budget
+
+    with threads_for((1,) if order.scale.is_smoke else (3, 32, 32)):
+        yield from run_cells(cells, judge, place.progress, affordable)
+
+
+def compute_on(
+    devices: Sequence[str],
+    cells: Sequence[ReproductionCell],
+    order: Order,
+    precision: str = "auto",
+    budget: float | None = None,
+    say: Callable[[str], object] = lambda text: None,
+) -> None:
+    """The same on several devices at once, one process each; a coreset's judgements stay together."""
+    context = get_context("spawn")
+    workers = [
+        context.Process(target=_work, args=(share, order, device, precision, budget))
+        for device, share in zip(devices, shares(cells, len(devices), order), strict=True)
+    ]
+    for worker in workers:
+        worker.start()
+    try:
+        for worker, device in zip(workers, devices, strict=True):
+            worker.join()
+            if worker.exitcode:
+                say(
+                    f"The process on {device} ended with status {worker.exitcode}; the same command goes on from there."
+                )
+    except KeyboardInterrupt:
+        for worker in workers:
+            worker.terminate()
+        raise
+
+
+def shares(cells: Sequence[ReproductionCell], parts: int, order: Order) -> list[list[ReproductionCell]]:
+    """Each coreset with all its judgements to the part that has least to do so far."""
+    found: list[list[ReproductionCell]] = [[] for _ in range(parts)]
+    loads = [0.0] * parts
+    for _, group in groupby(cells, key=lambda cell: cell.made):
+        together = list(group)
+        least = loads.index(min(loads))
+        found[least] += together
+        loads[least] += sum(estimate(cell, order) for cell in together)
+    return found
+
+
+def _work(cells: Sequence[ReproductionCell], order: Order, device: str, precision: str, budget: float | None) -> None:
+    for _ in compute(cells, order, workplace(device, precision), budget):
+        pass

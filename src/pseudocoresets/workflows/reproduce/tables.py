@@ -1,0 +1,254 @@
+"""From records to tables: ours beside the paper's."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pseudocoresets._io.files import read_json
+from pseudocoresets.evaluation.paper import PaperFigure
+from pseudocoresets.workflows.cells import FAILURE, RESULT, Document, markdown_table
+from pseudocoresets.workflows.reproduce.catalogue import CORRUPTION_NAMES, Entry, Place, Table
+from pseudocoresets.workflows.reproduce.cells import VARIANTS, ReproductionCell
+from pseudocoresets.workflows.reproduce.scale import Scale
+
+Records = Mapping[ReproductionCell, Document]
+REPORTED_ATTACK = "autoattack-style", "8/255"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How a metric of the paper is written, and who is ahead."""
+
+    factor: float = 1.0
+    decimals: int = 2
+    higher_is_better: bool | None = False
+    """None: the two are not the same quantity."""
+
+
+UNITS = {
+    "accuracy": Unit(100, 1, True),
+    "clean accuracy": Unit(100, 1, True),
+    "robust accuracy": Unit(100, 1, True),
+    "nll": Unit(higher_is_better=None),
+    "ece": Unit(decimals=3),
+    "brier": Unit(decimals=3),
+    "gpu memory (GB)": Unit(1e-9),
+    "seconds per iteration": Unit(decimals=3),
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One metric of one cell over its seeds, in the paper's unit."""
+
+    runs: tuple[float, ...]
+    """Single chains of all constructions."""
+    averages: tuple[float, ...]
+    """Of all chains together, one for each construction."""
+    cells: tuple[ReproductionCell, ...]
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.runs)
+
+    @property
+    def averaged(self) -> float | None:
+        return statistics.fmean(self.averages) if self.averages else None
+
+    def text(self, unit: Unit) -> str:
+        """Mean and deviation of single runs."""
+        spread = f" ± {statistics.stdev(self.runs):.{unit.decimals}f}" if len(self.runs) > 1 else ""
+        return f"{self.mean:.{unit.decimals}f}{spread}"
+
+    def averaged_text(self, unit: Unit) -> str:
+        return "" if self.averaged is None else f"{self.averaged:.{unit.decimals}f}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A metric at a place: the paper's, ours, and what stands beside ours."""
+
+    metric: str
+    paper: PaperFigure | None
+    ours: Reading | None
+    control: Reading | None
+    starts: Reading | None
+
+    @property
+    def unit(self) -> Unit:
+        return UNITS[self.metric]
+
+    @property
+    def verdict(self) -> str:
+        """``better``, ``worse`` or nothing: the mean of our single runs against the paper's."""
+        higher = self.unit.higher_is_better
+        if self.ours is None or self.paper is None or higher is None or self.ours.mean == self.paper.value:
+            return ""
+        return "better" if (self.ours.mean > self.paper.value) == higher else "worse"
+
+    @property
+    def paper_text(self) -> str:
+        if self.paper is None:
+            return ""
+        spread = "" if self.paper.std is None else f" ± {self.paper.std:g}"
+        return f"{self.paper.value:g}{spread}"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One of our cells at a place of a table."""
+
+    place: Place
+    entry: Entry
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def has_records(self) -> bool:
+        return any(comparison.ours is not None for comparison in self.comparisons)
+
+    @property
+    def label(self) -> str:
+        cell = self.entry.cell
+        words = [VARIANTS[cell.made.variant].title]
+        if cell.test not in ("cost", "pictures"):
+            words.append(cell.protocol + (f" by {cell.sampler}" if cell.sampler else ""))
+        return ", ".join(words)
+
+
+def read_records(out: Path) -> dict[ReproductionCell, Document]:
+    """Every finished cell below ``out``."""
+    found: dict[ReproductionCell, Document] = {}
+    for path in sorted((out / "cells").glob(f"*/*/{RESULT}")):
+        document = read_json(path)
+        if isinstance(document, dict) and "cell" in document:
+            found[ReproductionCell.from_json(document["cell"])] = document
+    return found
+
+
+def failures(out: Path) -> dict[str, str]:
+    """The last line of what ended each cell that failed, by its name."""
+    paths = sorted((out / "cells").glob(f"*/*/{FAILURE}"))
+    return {
+        f"{path.parent.parent.name} {path.parent.name}": path.read_text(encoding="utf-8").strip().splitlines()[-1]
+        for path in paths
+    }
+
+
+def lines_of(table: Table, records: Records, scale: Scale) -> list[Line]:
+    """Every place of the table with each of our entries, whether it has records or not."""
+    known = _by_first_seed(records)
+    return [
+        Line(place, entry, tuple(_comparison(metric, place, entry, known, scale) for metric in table.metrics))
+        for place in table.places()
+        for entry in table.entries(place)
+    ]
+
+
+def _by_first_seed(records: Records) -> dict[ReproductionCell, list[tuple[ReproductionCell, Document]]]:
+    grouped: dict[ReproductionCell, list[tuple[ReproductionCell, Document]]] = {}
+    for cell, document in records.items():
+        first = next(cell.seeded(1))
+        grouped.setdefault(first, []).append((cell, document))
+    return grouped
+
+
+def _comparison(
+    metric: str,
+    place: Place,
+    entry: Entry,
+    known: Mapping[ReproductionCell, list[tuple[ReproductionCell, Document]]],
+    scale: Scale,
+) -> Comparison:
+    def reading(cell: ReproductionCell | None) -> Reading | None:
+        found = [] if cell is None else known.get(scale.cell(cell), [])
+        read = [(each, values) for each, document in found if (values := _values(metric, place, document)) is not None]
+        if not read:
+            return None
+        factor = UNITS[metric].factor
+        runs = tuple(factor * value for _, (single, _) in read for value in single)
+        averages = tuple(factor * average for _, (_, average) in read if average is not None)
+        return Reading(runs, averages, tuple(each for each, _ in read))
+
+    beside = {cell.role: cell for cell in entry.beside}
+    return Comparison(
+        metric,
+        place.figures.get(metric),
+        reading(entry.cell),
+        reading(beside.get("control")),
+        reading(beside.get("starts")),
+    )
+
+
+def _values(metric: str, place: Place, document: Document) -> tuple[list[float], float | None] | None:
+    """Single runs and the average over chains, in this library's unit."""
+    construction = document.get("construction", {})
+    costs = {"gpu memory (GB)": "peak_memory", "seconds per iteration": "seconds_per_iteration"}
+    if metric in costs:
+        cost = construction.get(costs[metric])
+        return None if not cost else ([float(cost)], None)
+    if metric == "robust accuracy":
+        attack, epsilon = REPORTED_ATTACK
+        attacked = document.get("attack", {}).get(attack, {}).get(epsilon)
+        return None if attacked is None else (attacked["accuracy"]["values"], attacked["ensemble"])
+    name = metric.removeprefix("clean ")
+    if place.variant and "shift" in document:
+        return _mean_over_severities(name, document["shift"].get(corruption_of(place.variant)))
+    metrics = document.get("metrics")
+    return None if metrics is None else (metrics[name]["values"], metrics["ensemble"][name])
+
+
+def _mean_over_severities(name: str, severities: Mapping[str, Any] | None) -> tuple[list[float], float] | None:
+    if not severities:
+        return None
+    single = zip(*(each[name]["values"] for each in severities.values()), strict=True)
+    averaged = statistics.fmean(each["ensemble"][name] for each in severities.values())
+    return [statistics.fmean(chain) for chain in single], averaged
+
+
+def corruption_of(variant: str) -> str:
+    """The corruption that a column of the paper's table means."""
+    return CORRUPTION_NAMES.get(variant, variant.replace(" ", "_"))
+
+
+def markdown(table: Table, lines: Sequence[Line]) -> list[str]:
+    """The table with those of its lines that have records."""
+    shown = [line for line in lines if line.has_records]
+    head = [f"### {table.title} (`{table.name}`)", "", *([table.note, ""] if table.note else [])]
+    if not shown:
+        return [*head, f"None of its {len(lines)} lines has been computed.", ""]
+    left = "" if len(shown) == len(lines) else f"{len(lines) - len(shown)} of {len(lines)} lines are not computed."
+    return [*head, *markdown_table(_columns(table, shown), _rows(table, shown)), "", *([left, ""] if left else [])]
+
+
+def _columns(table: Table, lines: Sequence[Line]) -> list[str]:
+    columns = ["data", "images per class", *(["where"] if _has_variants(lines) else []), "paper's row", "ours"]
+    for metric in table.metrics:
+        columns += [f"{metric}: paper", "ours, one chain", "averaged"]
+    return columns + (["control, one chain", "starts alone"] if table.controlled else [])
+
+
+def _rows(table: Table, lines: Sequence[Line]) -> Iterator[list[str]]:
+    for line in lines:
+        place = line.place
+        row = [place.dataset, str(place.ipc), *([place.variant] if _has_variants(lines) else [])]
+        row += [place.method, line.label]
+        for each in line.comparisons:
+            ours = "" if each.ours is None else each.ours.text(each.unit)
+            row += [each.paper_text, _marked(ours, each.verdict)]
+            row.append("" if each.ours is None else each.ours.averaged_text(each.unit))
+        if table.controlled:
+            first = line.comparisons[0]
+            row += ["" if each is None else each.text(first.unit) for each in (first.control, first.starts)]
+        yield row
+
+
+def _has_variants(lines: Iterable[Line]) -> bool:
+    return any(line.place.variant for line in lines)
+
+
+def _marked(text: str, verdict: str) -> str:
+    return f"**{text}**" if verdict == "better" else text

@@ -1,0 +1,125 @@
+"""No method on rows is worse than a uniform subsample or a Hilbert coreset of the same size."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.support.glm_problems import FAMILIES, TRAITS, GlmProblem, glm_problem
+
+import pseudocoresets as pc
+from pseudocoresets.construction.safeguard import CHECKED, EVERYTHING, OWN, Safeguard, between
+from pseudocoresets.core.errors import DivergenceError
+from pseudocoresets.core.gaussian import kl_divergence
+from pseudocoresets.core.points import Points
+from pseudocoresets.methods import FrankWolfe, Giga, Problem, Solver, Uniform, row_problem
+from pseudocoresets.sources.gaussian_fit import fit_gaussian
+
+EXAMPLES = int(os.environ.get("PSEUDOCORESETS_EXAMPLES", "6"))
+"""Random problems; benchmarks/posterior_problems.py tries many more."""
+MOST_DATA, MOST_PARAMETERS = (1000, 8) if EXAMPLES < 20 else (5000, 50)
+METHODS = {"moments": {}, "gaussian-psvi": {}, "quasi-newton": {}, "cd": {"iterations": 20}, "psvi": {"iterations": 5}}
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[GlmProblem, str, int, int]:
+    n, d = draw(st.integers(20, MOST_DATA)), draw(st.integers(1, MOST_PARAMETERS))
+    family, trait = draw(st.sampled_from(FAMILIES)), draw(st.sampled_from(TRAITS))
+    size = draw(st.one_of(st.integers(1, 2 * d), st.integers(1, min(n, 60)), st.just(n)))
+    method, seed = draw(st.sampled_from(sorted(METHODS))), draw(st.integers(0, 1000))
+    return glm_problem(family, trait, n, d, seed), method, min(size, n), seed
+
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(requests())
+def test_no_method_is_worse_than_the_best_simple_coreset(request: tuple[GlmProblem, str, int, int]) -> None:
+    problem, method, size, seed = request
+    found = pc.construct(
+        problem.rows, problem.fit, method, model=problem.model, size=size, seed=seed, **METHODS[method]
+    )
+    value, error = problem.divergence(found.points)
+    about = row_problem(problem.model, problem.rows, problem.fit)
+    for simple in (Uniform(), FrankWolfe(), Giga()):
+        other, its_error = problem.divergence(simple.solve(about, min(size, 100), seed))
+        assert value <= 1.1 * other + 3 * (error + its_error) + 1e-3, (simple.name, found.configuration[CHECKED])
+    assert len(found) <= size
+
+
+@pytest.mark.parametrize(("family", "trait"), [("logistic", "separable"), ("poisson", "large counts")])
+def test_more_points_do_not_make_the_median_worse(family: str, trait: str) -> None:
+    problem = glm_problem(family, trait, 200, 3, seed=1)
+    medians = []
+    for size in (1, 3, 12):
+        measured = [
+            problem.divergence(
+                pc.construct(problem.rows, problem.fit, "moments", model=problem.model, size=size, seed=seed).points
+            )
+            for seed in range(3)
+        ]
+        medians.append(statistics.median(value for value, _ in measured))
+    assert all(more <= 1.1 * fewer + 1e-3 for fewer, more in itertools.pairwise(medians)), medians
+    assert medians[-1] < 0.05 < medians[0]
+
+
+@dataclass(frozen=True)
+class Useless(Solver):
+    """A coreset that says nothing, or none at all."""
+
+    fails: bool = False
+    name: ClassVar[str] = "useless"
+
+    def solve(self, problem: Problem, size: int, seed: int = 0) -> Points:
+        if self.fails:
+            raise DivergenceError("nothing was found")
+        return Points(torch.zeros(1, 3).double(), torch.ones(1).double(), torch.ones(1).double())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_useless_coreset_gives_way_to_a_simple_one_and_says_so(fails: bool) -> None:
+    problem = glm_problem("logistic", "plain", 200, 3, seed=0)
+    found = pc.construct(problem.rows, problem.fit, Useless(fails), model=problem.model, size=10)
+    checked = found.configuration[CHECKED]
+    assert checked["returned"] in ("giga", "frank-wolfe")
+    assert found.method == "useless"
+    assert found.indices is not None
+    assert checked["kl"][checked["returned"]] == min(checked["kl"].values())
+    assert (OWN in checked["kl"]) is not fails
+    torch.testing.assert_close(found.x, problem.rows.x[found.indices])
+
+
+def test_without_the_check_a_method_is_taken_at_its_word() -> None:
+    problem = glm_problem("logistic", "plain", 200, 3, seed=0)
+    found = pc.construct(problem.rows, problem.fit, Useless(), model=problem.model, size=10, check=False)
+    assert CHECKED not in found.configuration
+    assert float(found.x.abs().max()) == 0
+    with pytest.raises(DivergenceError):
+        pc.construct(problem.rows, problem.fit, Useless(True), model=problem.model, size=10, check=False)
+
+
+def test_as_many_points_as_data_are_the_data() -> None:
+    problem = glm_problem("poisson", "plain", 25, 3, seed=0)
+    found = pc.construct(problem.rows, problem.fit, Useless(), model=problem.model, size=25)
+    assert found.configuration[CHECKED]["returned"] == EVERYTHING
+    assert problem.divergence(found.points)[0] == pytest.approx(0, abs=1e-9)
+
+
+def test_the_way_back_is_the_line_to_the_start() -> None:
+    problem = glm_problem("linear", "plain", 50, 2, seed=0)
+    about = row_problem(problem.model, problem.rows, problem.fit)
+    start, end = (Uniform().solve(about, 5, seed) for seed in (0, 1))
+    start, end = (Points(each.x[:3], each.y[:3], each.weights[:3]) for each in (start, end))
+    guard = Safeguard(about, 5, 0)
+    guard.offer_way_back(start, end)
+    half = between(start, end, 0.5)
+    torch.testing.assert_close(half.x, (start.x + end.x) / 2)
+    torch.testing.assert_close(half.weights, (start.weights + end.weights) / 2)
+    exact = float(kl_divergence(problem.fit.gaussian, fit_gaussian(problem.model, half)))
+    assert guard.divergences["0.5 of the way"] == pytest.approx(exact)
+    assert set(guard.divergences) == {"start", "0.5 of the way", "0.25 of the way", "0.125 of the way"}
