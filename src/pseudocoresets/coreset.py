@@ -15,14 +15,32 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from pseudocoresets._io.files import read_tensors, write_tensors
+from pseudocoresets._io.files import TensorFile, naming, write_tensors
+from pseudocoresets._io.schema import (
+    ANY_OBJECT,
+    FLAG,
+    HASH,
+    NAME,
+    SEED,
+    SIZE,
+    Array,
+    Constant,
+    ListOf,
+    Mismatch,
+    Nullable,
+    Number,
+    Object,
+    Row,
+    Text,
+)
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.points import Points
+from pseudocoresets.core.settings import Range
 from pseudocoresets.data.catalogue import DatasetEntry
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.restoring import MissingWhitening, with_origin, without_matrices
 from pseudocoresets.data.transforms import InputTransform, WhiteningOrigin
-from pseudocoresets.models.networks import NetworkSpec, spec_from_json
+from pseudocoresets.models.networks import NETWORK_KIND, NetworkSpec, spec_from_json
 
 FORMAT = "pseudocoreset"
 FORMAT_VERSION = 1
@@ -33,6 +51,63 @@ ROWS_VERSION = 3
 CORESET_FILE = "coreset.safetensors"
 """Its name in a folder."""
 TRANSFORM_PREFIX = "transform."
+LABEL_SLACK = 1e-3
+"""How far the sum of a label's probabilities may be from one."""
+POSITIVE = Range(0, 1e30, above=True)
+WEIGHTS = Range(0, 1e30)
+FLATTENED = "channels*height*width"
+
+DOCUMENT = Object(
+    {
+        "format": Constant((FORMAT,)),
+        "version": Constant((FORMAT_VERSION, COMPACT_VERSION, ROWS_VERSION)),
+        "dataset": NAME,
+        "data_size": SIZE,
+        "method": NAME,
+        "configuration": Object(optional={"settings": Object(optional={"weights": Text(100)})}),
+        "seed": SEED,
+        "classes": ListOf(Text(200), 10_000),
+        "flippable": FLAG,
+        "transform": Constant(("normalise", "zca", None)),
+        "network": Nullable(NETWORK_KIND),
+    },
+    optional={
+        "whitening": Nullable(
+            Object(
+                {
+                    "fingerprint": HASH,
+                    "epsilon": Number(Range(1e-12, 1e12)),
+                    "held_out": ListOf(Row((Number(Range(0, 1, above=True, below=True)), SEED)), 10),
+                }
+            )
+        ),
+        "libraries": ANY_OBJECT,
+    },
+)
+IMAGE_ARRAYS = {
+    "images": Array(["(m, channels, height, width) float32"]),
+    "labels": Array(["(m,) int64", "(m, C) float32"]),
+    "weights": Array(["(m,) float32"], within=WEIGHTS),
+    "transform.mean": Array(["(channels,) float32"]),
+    "transform.std": Array(["(channels,) float32"], within=POSITIVE),
+    "transform.span": Array(["(2,) int64 or float32 or float64"], optional=True),
+    "transform.whitening": Array([f"({FLATTENED}, {FLATTENED}) float32"], optional=True),
+    "transform.unwhitening": Array([f"({FLATTENED}, {FLATTENED}) float32"], optional=True),
+    "transform.whitening_mean": Array([f"({FLATTENED},) float32"], optional=True),
+}
+COMPACT_ARRAYS = {
+    **IMAGE_ARRAYS,
+    "images": Array(["(m, channels, height, width) float16 or float32"]),
+    "transform.probe_whitened": Array([f"({FLATTENED},) float32"], optional=True),
+    "transform.probe_unwhitened": Array([f"({FLATTENED},) float32"], optional=True),
+}
+ROW_ARRAYS = {
+    "x": Array(["(m, features) float32 or float64"]),
+    "y": Array(["(m,) int64 or float32 or float64", "(m, k) float32 or float64"]),
+    "weights": Array(["(m,) float32 or float64"], within=WEIGHTS),
+    "indices": Array(["(m,) int64"], optional=True),
+}
+ARRAYS = {FORMAT_VERSION: IMAGE_ARRAYS, COMPACT_VERSION: COMPACT_ARRAYS, ROWS_VERSION: ROW_ARRAYS}
 
 
 @dataclass(frozen=True, repr=False)
@@ -175,34 +250,37 @@ class Coreset:
         holds it. Else the coreset has all but that: it can be trained on and sampled from, and ``restored`` brings it.
         """
         path = coreset_path(path)
-        tensors, document = read_tensors(path, device)
+        file = TensorFile.open(path)
+        document = file.document
         _check_format(path, document)
-        try:
-            network = document["network"]
-            rows = document["version"] == ROWS_VERSION
-            coreset = cls(
-                x=tensors["x"] if rows else tensors["images"].float(),
-                y=tensors["y" if rows else "labels"],
-                weights=tensors["weights"],
-                transform=None if rows else _read_transform(tensors, document),
-                indices=tensors.get("indices"),
-                classes=tuple(document["classes"]),
-                data_size=document["data_size"],
-                source=document["dataset"],
-                method=document["method"],
-                seed=document["seed"],
-                network=None if network is None else spec_from_json(network),
-                configuration=document["configuration"],
-                flippable=document["flippable"],
-            )
-        except KeyError as missing:
-            raise FileFormatError(f"'{path}' lacks {missing}; it is not a whole coreset file.") from None
-        except (TypeError, ValueError) as error:
-            raise FileFormatError(f"'{path}' is not a coreset file that can be read ({error}).") from None
-        _check_tensors(path, coreset)
+        with naming(path):
+            DOCUMENT.check(document, "its metadata")
+        tensors = file.tensors(ARRAYS[document["version"]], {"C": len(document["classes"])}, device)
+        with naming(path):
+            _check_points(document, tensors)
+            coreset = cls._from_file(document, tensors)
         if isinstance(coreset.transform, MissingWhitening):
             return replace(coreset, transform=coreset.transform.found(data_dir))
         return coreset
+
+    @classmethod
+    def _from_file(cls, document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Coreset:
+        rows, network = document["version"] == ROWS_VERSION, document["network"]
+        return cls(
+            x=tensors["x"] if rows else tensors["images"].float(),
+            y=tensors["y" if rows else "labels"],
+            weights=tensors["weights"],
+            transform=None if rows else _read_transform(tensors, document),
+            indices=tensors.get("indices"),
+            classes=tuple(document["classes"]),
+            data_size=document["data_size"],
+            source=document["dataset"],
+            method=document["method"],
+            seed=document["seed"],
+            network=None if network is None else spec_from_json(network),
+            configuration=document["configuration"],
+            flippable=document["flippable"],
+        )
 
     def _document(self, version: int) -> dict[str, Any]:
         origin = None if self.transform is None else self.transform.origin
@@ -286,31 +364,34 @@ def _read_transform(tensors: Mapping[str, Tensor], document: Mapping[str, Any]) 
         for name, tensor in tensors.items()
         if name.startswith(TRANSFORM_PREFIX)
     }
+    span = own.get("span")
+    if span is not None and not bool(span[0] < span[1]):
+        raise Mismatch("its span of pixels does not go from a smaller number to a larger one")
     recorded = document.get("whitening")
     origin = None if recorded is None else WhiteningOrigin.from_json(recorded)
     if document["transform"] == "zca" and "whitening" not in own:
         if origin is None:
-            raise FileFormatError("The file has neither the whitening of its data nor what it was fitted on.")
+            raise Mismatch("it has neither the whitening of its data nor what it was fitted on")
         return MissingWhitening.from_record(own, origin, document["dataset"])
     return InputTransform.from_tensors(own, origin)
 
 
-def _check_tensors(path: str | os.PathLike[str], coreset: Coreset) -> None:
-    x, y, weights = coreset.x, coreset.y, coreset.weights
-    if x.dim() != (4 if coreset.holds_images else 2) or y.shape[:1] != x.shape[:1] or weights.shape != x.shape[:1]:
-        raise FileFormatError(
-            f"'{path}' is inconsistent: points {tuple(x.shape)}, targets {tuple(y.shape)}, "
-            f"weights {tuple(weights.shape)}."
-        )
-    if not all(torch.isfinite(values).all() for values in (x, y, weights)):
-        raise FileFormatError(f"'{path}' holds values that are not finite.")
-    if coreset.holds_images:
-        _check_labels(path, coreset)
+def _check_points(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """What shapes and ranges alone do not say: labels within the classes, positions within the data, a positive sum."""
+    if not float(tensors["weights"].sum()) > 0:
+        raise Mismatch("its weights are all zero")
+    if "indices" in tensors:
+        _check_within(tensors["indices"], document["data_size"], "positions", "data points")
+    if document["version"] == ROWS_VERSION:
+        return
+    labels, classes = tensors["labels"], len(document["classes"])
+    if not labels.is_floating_point():
+        _check_within(labels, classes, "labels", "classes")
+    elif bool((labels < -LABEL_SLACK).any()) or bool(((labels.sum(1) - 1).abs() > LABEL_SLACK).any()):
+        raise Mismatch("its labels are no probabilities: each row must be from 0 on and sum to one")
 
 
-def _check_labels(path: str | os.PathLike[str], coreset: Coreset) -> None:
-    classes, hard = len(coreset.classes), coreset.hard_labels
-    if coreset.y.is_floating_point() and coreset.y.shape[1:] != (classes,):
-        raise FileFormatError(f"'{path}' has soft labels {tuple(coreset.y.shape)} for {classes} classes.")
-    if len(hard) and not 0 <= int(hard.min()) <= int(hard.max()) < classes:
-        raise FileFormatError(f"'{path}' has labels outside its {classes} classes.")
+def _check_within(values: Tensor, count: int, what: str, whole: str) -> None:
+    low, high = (int(end) for end in values.aminmax())
+    if not 0 <= low <= high < count:
+        raise Mismatch(f"its {what} go from {low} to {high}, and it has {count:,} {whole}")

@@ -252,7 +252,9 @@ def test_experts_that_cannot_be_used_are_refused(bpc: Invoke, tmp_path: Path, ex
     assert "no experts in 'missing'" in refused(bpc, tmp_path, "construct", "--experts", "missing", *out)
     (tmp_path / "empty").mkdir()
     assert "no experts in 'empty'" in refused(bpc, tmp_path, "construct", "--experts", "empty", *out)
-    ExpertStore.create_or_open("begun", build_network("mlp", (1, 8, 8), 10), TrainedOn("digits", ""), ExpertSettings())
+    ExpertStore.create_or_open(
+        "begun", build_network("mlp", (1, 8, 8), 10), TrainedOn("digits", 32 * "0"), ExpertSettings()
+    )
     assert "'begun' is empty" in refused(bpc, tmp_path, "construct", "--experts", "begun", *out)
     sentence = refused(bpc, tmp_path, "construct", "--experts", experts_folder, "--network", "convnet", *out)
     assert "of the network 'mlp:depth=1,width=32', not 'convnet'" in sentence
@@ -268,7 +270,7 @@ def test_experts_of_another_data_set_are_refused(bpc: Invoke, tmp_path: Path, ex
     for path in experts_folder.iterdir():
         (other / path.name).write_bytes(path.read_bytes())
     description = json.loads((other / "store.json").read_text())
-    (other / "store.json").write_text(json.dumps(description | {"dataset": "mnist", "data": "of mnist"}))
+    (other / "store.json").write_text(json.dumps(description | {"dataset": "mnist", "data": 32 * "0"}))
     sentence = refused(bpc, tmp_path, "construct", "--experts", "other", "--out", "c.safetensors")
     assert "trained on other data ('mnist')" in sentence
 

@@ -321,10 +321,11 @@ def test_whitening_of_other_images_is_not_taken_for_known(whitened: Dataset) -> 
 @pytest.mark.parametrize(
     ("tensors", "document", "sentence"),
     [
-        ({"transform.probe_whitened": None}, {}, "record of its whitening is incomplete"),
+        ({"transform.probe_whitened": None}, {}, "record of the whitening is incomplete"),
         ({}, {"whitening": None}, "neither the whitening"),
-        ({}, {"whitening": {"fingerprint": "0"}}, "lacks"),
-        ({}, {"whitening": {"fingerprint": "0", "epsilon": 0.1, "held_out": [3]}}, "can be read"),
+        ({}, {"whitening": {"fingerprint": 32 * "0"}}, "lacks"),
+        ({}, {"whitening": {"fingerprint": "../" + 29 * "0", "epsilon": 0.1, "held_out": []}}, "hexadecimal"),
+        ({}, {"whitening": {"fingerprint": 32 * "0", "epsilon": 0.1, "held_out": [3]}}, "list of"),
     ],
 )
 def test_an_incomplete_record_is_refused(

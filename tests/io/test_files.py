@@ -80,7 +80,9 @@ def test_leftovers_of_a_killed_writer_are_removed_and_nothing_else(tmp_path: Pat
 @given(
     shape=st.lists(st.integers(0, 4), max_size=3),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.int64, torch.uint8]),
-    document=st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5) | st.booleans(), max_size=4),
+    document=st.dictionaries(
+        st.text(max_size=5), st.integers(-(2**64), 2**64) | st.text(max_size=5) | st.booleans(), max_size=4
+    ),
 )
 @settings(max_examples=25, deadline=None)
 def test_tensors_and_their_document_come_back(

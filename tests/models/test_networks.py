@@ -258,7 +258,7 @@ def test_a_module_with_another_number_of_classes_is_refused() -> None:
         ("convnt", CIFAR, "Did you mean 'convnet'"),
         ("convnet:depht=3", CIFAR, "depth, width, norm, pooling, activation"),
         ("convnet:depth", CIFAR, "key=value"),
-        ("convnet:depth=0", CIFAR, "at least 1"),
+        ("convnet:depth=0", CIFAR, "from 1 to 1,000"),
         ("convnet:depth=6", CIFAR, "at most 5"),
         ("convnet:width=wide", CIFAR, "whole number"),
         ("convnet:width=2.5", CIFAR, "whole number"),

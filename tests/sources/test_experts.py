@@ -136,7 +136,9 @@ def test_folders_without_experts_are_refused(tmp_path: Path) -> None:
         pc.load_experts(tmp_path / "missing")
     with pytest.raises(FileFormatError, match="no experts in"):
         pc.load_experts(tmp_path)
-    ExpertStore.create_or_open(tmp_path, build_network("mlp", (1, 8, 8), 10), TrainedOn("digits", ""), ExpertSettings())
+    ExpertStore.create_or_open(
+        tmp_path, build_network("mlp", (1, 8, 8), 10), TrainedOn("digits", 32 * "0"), ExpertSettings()
+    )
     with pytest.raises(FileFormatError, match="is empty"):
         pc.load_experts(tmp_path)
     (tmp_path / "expert-notes.safetensors").write_text("not an expert")
@@ -155,13 +157,13 @@ def test_damaged_trajectories_are_refused(digits: Dataset, tmp_path: Path) -> No
     pc.train_experts(digits, count=2, out=tmp_path, **SMALL)
     path = tmp_path / "expert-0001.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(FileFormatError, match="cannot be read"):
+    with pytest.raises(FileFormatError, match="cannot be used"):
         pc.load_experts(tmp_path)
     path.unlink()
     description = json.loads((tmp_path / "store.json").read_text())
     description["settings"]["epochs"] = 7
     (tmp_path / "store.json").write_text(json.dumps(description))
-    with pytest.raises(FileFormatError, match="3 snapshots instead of 8"):
+    with pytest.raises(FileFormatError, match=r"is \(3, \d+\) float32 where .* with epochs \+ 1 = 8"):
         pc.load_experts(tmp_path)
 
 

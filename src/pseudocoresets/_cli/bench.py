@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,16 +13,40 @@ from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_table
 from pseudocoresets._cli.process import say
 from pseudocoresets._io.files import require_writable, write_json
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.workflows.bench import Measurement, run_bench
+from pseudocoresets.workflows.bench_methods import Cost, MethodCost, bench_methods
+from pseudocoresets.workflows.bench_plot import save_bench_plot
+
+A_METHOD_FAILED = 3
+SIZES = "1,10,50"
+METHOD_COLUMNS = ("", "ms/update", "peak MB", "published loop ms", "times faster", "its MB", "paper s", "paper GB")
+NOTE = (
+    "An update is one of the images; each row's sides ran in processes of their own. The paper's seconds are of its "
+    "own device and, for gm and dsa, of one network, which serves several updates."
+)
 
 
 def bench(
     context: typer.Context,
-    out: Annotated[Path | None, typer.Option("--out", help="Also write the table to this JSON file.")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option("--methods", help="Measure these methods, separated by commas, or all, each in its own process."),
+    ] = None,
+    ipc: Annotated[
+        str | None, typer.Option("--ipc", help=f"Images per class for --methods; {SIZES} where none are given.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Also write the table to this JSON file; of --methods, the plot beside it as PNG."),
+    ] = None,
     device: o.Device = "auto",
     json: o.AsJson = False,
 ) -> None:
     """Speed and memory here, beside the reference formulation, in one run of under four minutes.
+
+    With --methods: memory and seconds per iteration of construction methods, beside their published formulations as
+    plain PyTorch loops and the paper's figures, and the plot of both against images per class.
 
     Example: bpc bench --out bench.json
     """
@@ -30,6 +55,12 @@ def bench(
     place = o.place_of(context, device)
     where = place.device
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    if methods is not None:
+        found = bench_methods(_names(methods), _sizes(ipc or SIZES), where, o.program_settings(context).precision)
+        _show_methods(found, name, out, json)
+        return
+    if ipc is not None:
+        raise InputError("--ipc goes with --methods, such as --methods all.")
     rows: list[Measurement] = []
     for measurement in run_bench(where, place.backend):
         rows.append(measurement)
@@ -62,3 +93,62 @@ def _cells(row: Measurement) -> list[str]:
         "" if row.peak_memory is None else f"{row.peak_memory / 2**20:,.0f}",
         "" if row.warm_up_seconds is None else f"{row.warm_up_seconds:.1f}",
     ]
+
+
+def _show_methods(found: Iterable[MethodCost], name: str, out: Path | None, json: bool) -> None:
+    """The efficiency table: a row for each method and size, written after each, and the plot at the end."""
+    if out is not None:
+        require_writable(out.with_suffix(".png"))
+    rows: list[MethodCost] = []
+    for row in found:
+        rows.append(row)
+        say(f"{row.method}, {row.ipc} image(s) per class: {row.failure or _milliseconds(row.ours)}")
+        if out is not None:
+            write_json(out, _method_document(name, rows))
+    if out is not None:
+        save_bench_plot(rows, name, out.with_suffix(".png"))
+    if json:
+        print_json(_method_document(name, rows))
+    else:
+        print_table(f"{name}, torch {torch.__version__}", METHOD_COLUMNS, [_method_cells(row) for row in rows], NOTE)
+    if any(row.failure is not None for row in rows):
+        raise typer.Exit(A_METHOD_FAILED)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [int(size) for size in _names(text)]
+    except ValueError:
+        raise InputError(f"--ipc takes whole numbers separated by commas, such as {SIZES}; got '{text}'.") from None
+
+
+def _method_document(name: str, rows: Sequence[MethodCost]) -> dict[str, object]:
+    return {"device": name, "torch": torch.__version__, "note": NOTE, "rows": [row.as_json() for row in rows]}
+
+
+def _method_cells(row: MethodCost) -> list[str]:
+    title = f"{row.method}, ipc {row.ipc}"
+    if row.ours is None:
+        return [title, "failed", *[""] * (len(METHOD_COLUMNS) - 2)]
+    return [
+        title,
+        _milliseconds(row.ours, unit=""),
+        _megabytes(row.ours),
+        _milliseconds(row.published, unit=""),
+        "" if row.times_faster is None else f"{row.times_faster:.1f} x",
+        _megabytes(row.published),
+        "" if row.paper_seconds is None else f"{row.paper_seconds:g}",
+        "" if row.paper_memory_gb is None else f"{row.paper_memory_gb:.1f}",
+    ]
+
+
+def _milliseconds(cost: Cost | None, unit: str = " ms") -> str:
+    return "" if cost is None else f"{1e3 * cost.seconds:,.4g}{unit}"
+
+
+def _megabytes(cost: Cost | None) -> str:
+    return "" if cost is None else f"{cost.peak_memory / 1e6:,.0f}"

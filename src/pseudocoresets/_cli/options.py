@@ -112,7 +112,11 @@ class ProgramSettings:
 
 def place_of(context: typer.Context, device: str) -> Workplace:
     """Where a command works: on ``device``, as the program's settings have it."""
-    return (context.find_object(ProgramSettings) or ProgramSettings()).place(device)
+    return program_settings(context).place(device)
+
+
+def program_settings(context: typer.Context) -> ProgramSettings:
+    return context.find_object(ProgramSettings) or ProgramSettings()
 
 
 @dataclass

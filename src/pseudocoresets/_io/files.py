@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import math
 import os
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pseudocoresets._io.documents import json_text
+from pseudocoresets._io.documents import json_text, parse_json
+from pseudocoresets._io.schema import Array, Header, Kind, Mismatch, check_headers
+from pseudocoresets.core.devices import require_memory
 from pseudocoresets.core.errors import FileFormatError, InputError
+from pseudocoresets.core.fingerprint import fingerprint
 
 PART_SUFFIX = ".part"
+CHECKSUM = "checksum"
+"""The key of the hash of a file's document and tensors."""
 
 
 @contextmanager
@@ -105,43 +111,127 @@ def finite_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_json(path: str | os.PathLike[str]) -> Any:
+def read_json(path: str | os.PathLike[str], kind: Kind | None = None) -> Any:
+    """The content of a JSON file, which must be of this kind."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        require_regular(path)
+        content = parse_json(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise FileFormatError(f"Cannot read '{path}': {error.strerror}.") from None
     except ValueError:
         raise FileFormatError(f"'{path}' is not valid JSON; delete it or restore it from a copy.") from None
+    if kind is not None:
+        with naming(path):
+            kind.check(content, "it")
+    return content
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Say of which file a value is wrong."""
+    try:
+        yield
+    except Mismatch as error:
+        raise FileFormatError(f"'{path}' cannot be used: {error}; restore it from a copy, or make it again.") from None
+
+
+def require_regular(path: str | os.PathLike[str]) -> None:
+    """Refuse what would be waited for, or never end, when it is read: pipes, devices and sockets."""
+    try:
+        mode = Path(path).stat().st_mode
+    except ValueError as error:  # a zero in the name
+        raise FileFormatError(f"Cannot read {str(path)!r}: {error}.") from None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(mode):
+        raise FileFormatError(f"'{path}' is a device, a pipe or a socket; name a file.")
 
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-    """A safetensors file whose metadata is one JSON document under the key ``json``."""
+    """A safetensors file whose metadata is one JSON document under the key ``json``, with a checksum of all of it."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    document = {**metadata, CHECKSUM: _checksum(metadata, contiguous)}
     with replacing(path) as temporary:
         try:
-            save_file(contiguous, temporary, metadata={"json": json.dumps(metadata, sort_keys=True)})
+            save_file(contiguous, temporary, metadata={"json": json_text(document, sort_keys=True)})
         except SafetensorError as error:
             raise InputError(f"Cannot write '{path}': {error}. Choose a folder with room for it.") from None
 
 
-def read_tensors(
-    path: str | os.PathLike[str], device: str | torch.device = "cpu"
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the JSON document of a file that ``write_tensors`` wrote."""
-    path = Path(path)
-    if not path.is_file():
-        raise FileFormatError(f"There is no file '{path}'.")
+@dataclass(frozen=True)
+class TensorFile:
+    """A file that ``write_tensors`` wrote: its JSON document, and what its header says of its tensors."""
+
+    path: Path
+    document: dict[str, Any]
+    headers: Mapping[str, Header]
+    checksum: str | None
+    """None in files of version 0.1."""
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> TensorFile:
+        path = Path(path)
+        with _reading(path) as file:
+            document = parse_json((file.metadata() or {})["json"])
+            if not isinstance(document, dict):
+                raise TypeError
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            headers = {name: Header(part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
+        return cls(path, document, headers, document.pop(CHECKSUM, None))
+
+    def tensors(
+        self,
+        arrays: Mapping[str, Array] | None = None,
+        sides: Mapping[str, int] | None = None,
+        device: str | torch.device = "cpu",
+    ) -> dict[str, Tensor]:
+        """The tensors, once the header says what ``arrays`` do; ``sides`` are known before.
+
+        They are copies: nothing that happens to the file later can reach them.
+        """
+        if arrays is not None:
+            with naming(self.path):
+                check_headers(self.headers, arrays, dict(sides or {}))
+        require_memory(self.path.stat().st_size, f"'{self.path}'")
+        with _reading(self.path) as file:
+            tensors = {name: file.get_tensor(name).clone() for name in self.headers}
+        if self.checksum is not None and self.checksum != _checksum(self.document, tensors):
+            raise FileFormatError(
+                f"'{self.path}' is damaged: its content is not what its checksum says; restore it from a copy, or make "
+                "it again."
+            )
+        with naming(self.path):
+            for name, array in (arrays or {}).items():
+                if name in tensors:
+                    array.check(tensors[name], name)
+        return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
+def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the JSON document of a file that ``write_tensors`` wrote, whatever they are."""
+    file = TensorFile.open(path)
+    return file.tensors(), file.document
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[Any]:
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            document = dict(json.loads((file.metadata() or {})["json"]))
+        require_regular(path)
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except FileNotFoundError:
+        raise FileFormatError(f"There is no file '{path}'.") from None
     except (SafetensorError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise FileFormatError(
-            f"'{path}' is not a complete safetensors file ({error}); it may be truncated or of another kind."
+            f"'{path}' is not a complete safetensors file ({reason}); it may be truncated or of another kind."
         ) from None
-    except (KeyError, ValueError, TypeError):
+    except (KeyError, ValueError, TypeError, RuntimeError):
         raise FileFormatError(f"'{path}' is a safetensors file, but not one that this library wrote.") from None
-    return tensors, document
+
+
+def _checksum(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    return fingerprint(json_text(document, sort_keys=True), dict(tensors))
 
 
 def _destination(path: str | os.PathLike[str]) -> Path:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pseudocoresets._io.files import read_json
+from pseudocoresets._io.documents import parse_json
+from pseudocoresets._io.files import read_json, require_regular
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.coreset import CORESET_FILE, Coreset
 
@@ -62,6 +62,7 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
     A last line without an end is what a killed run leaves, so it is dropped.
     """
     try:
+        require_regular(path)
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise FileFormatError(f"Cannot read '{path}': {error}.") from None
@@ -70,9 +71,9 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             records[int(record["iteration"])] = record
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             raise FileFormatError(
                 f"Line {number} of '{path}' is not a JSON object with an iteration; restore the file from a copy."
             ) from None

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from pseudocoresets._io.files import read_tensors, remove_leftovers, write_tensors
+from pseudocoresets._io.files import TensorFile, naming, remove_leftovers, write_tensors
+from pseudocoresets._io.schema import ANY_SIZE, HASH, NAME, SIZE, ListOf, Mismatch, Object
 from pseudocoresets.construction.learner import Learner, LearnerState
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import FileFormatError, InputError
@@ -16,6 +21,22 @@ from pseudocoresets.core.errors import FileFormatError, InputError
 CHECKPOINT_SECONDS = 5.0
 LONGEST_SECONDS = 1e9
 BEFORE_ANNEALING = "before annealing."
+
+
+DOCUMENT = Object({"run": HASH, "iteration": ANY_SIZE, "iterations": SIZE, "records": ListOf(NAME, 1000)})
+STATE_NAME = re.compile(r"records|(leaves|averages|method)/[^/]+|optimiser/[^/]+/[^/]+")
+
+
+class Checkpoint(NamedTuple):
+    """What a checkpoint holds."""
+
+    run: str
+    """The identity of the run that it belongs to."""
+    iterations: int
+    """How many the run was asked for."""
+    records: tuple[str, ...]
+    last: LearnerState
+    before: LearnerState | None
 
 
 class CheckpointKeeper:
@@ -41,23 +62,24 @@ class CheckpointKeeper:
         remove_leftovers(self.path)
         if not self.path.exists():
             return
-        tensors, document = read_tensors(self.path)
-        if document.get("run") != self._fingerprint:
+        found = read_checkpoint(self.path)
+        if found.run != self._fingerprint:
             raise FileFormatError(
                 f"The checkpoint '{self.path}' belongs to a run with other settings, data, experts or network; delete "
                 "it, or repeat that run's arguments."
             )
-        learner.record_names = document["records"]
-        kept = _group(tensors, BEFORE_ANNEALING)
-        before = LearnerState.from_tensors(kept) if kept else None
-        last = LearnerState.from_tensors({k: v for k, v in tensors.items() if not k.startswith(BEFORE_ANNEALING)})
+        last, before = found.last, found.before
+        with naming(self.path):
+            for state in (last,) if before is None else (last, before):
+                learner.require_own(state)
         if last.iteration > settings.iterations:
             raise InputError(
                 f"The checkpoint '{self.path}' is already at iteration {last.iteration}; ask for at least as many "
                 "iterations, or delete it."
             )
+        learner.record_names = list(found.records)
         learner.before_annealing = before
-        if document["iterations"] == settings.iterations or settings.annealing == 0:
+        if found.iterations == settings.iterations or settings.annealing == 0:
             learner.restore(last)
         elif before is not None and before.iteration <= settings.iterations_at_full_rate:
             learner.restore(before)
@@ -87,5 +109,34 @@ class CheckpointKeeper:
             self.path.unlink(missing_ok=True)
 
 
-def _group(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """The content of a checkpoint, which is whole: its checksum is that of what was written."""
+    file = TensorFile.open(path)
+    with naming(path):
+        DOCUMENT.check(file.document, "its metadata")
+        if file.checksum is None:
+            raise Mismatch("it has no checksum")
+        tensors = file.tensors()
+        names, kept = file.document["records"], _group(tensors, BEFORE_ANNEALING)
+        last = _state({k: v for k, v in tensors.items() if not k.startswith(BEFORE_ANNEALING)}, names)
+        before = _state(kept, names) if kept else None
+    return Checkpoint(file.document["run"], file.document["iterations"], tuple(names), last, before)
+
+
+def _state(tensors: Mapping[str, Tensor], records: Sequence[str]) -> LearnerState:
+    """The state in these tensors, if they have the names of one, its records have their columns and all are finite."""
+    for name, tensor in tensors.items():
+        if not STATE_NAME.fullmatch(name):
+            raise Mismatch(f"it holds a tensor {name[:40]!r}, which belongs to no state")
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise Mismatch(f"'{name}' holds values that are not finite")
+    rows = tensors.get("records")
+    if rows is None or rows.dtype != torch.float64 or rows.dim() != 2:
+        raise Mismatch("it has no records of its iterations")
+    if len(rows) and rows.shape[1] != len(records):
+        raise Mismatch(f"it names {len(records)} records, and holds {rows.shape[1]}")
+    return LearnerState.from_tensors(tensors)
+
+
+def _group(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pseudocoresets._io.schema import Mismatch
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.points import Points
@@ -211,10 +212,39 @@ class Learner:
         self._pending.clear()
         self.sound = self.state()
 
+    def require_own(self, state: LearnerState) -> None:
+        """Refuse a state of other tensors than this learner's."""
+        own = self.state()
+        _require_alike("learned", own.leaves, state.leaves)
+        _require_alike("averaged", own.averages, state.averages)
+        for name, leaf in own.leaves.items():
+            memory = state.optimiser.get(name, {})
+            if set(memory) not in (set(), set(self._memory_names)):
+                raise Mismatch(f"its optimiser remembers something else of '{name}'")
+            _require_alike("remembered", {key: torch.zeros(()) if key == "step" else leaf for key in memory}, memory)
+
+    @property
+    def _memory_names(self) -> tuple[str, ...]:
+        """What the optimiser remembers of each leaf once it has made a step."""
+        if self._settings.optimiser == "adam":
+            return ("step", "exp_avg", "exp_avg_sq")
+        return ("momentum_buffer",) if self._settings.momentum else ()
+
     def history(self) -> list[dict[str, float]]:
         """What was recorded, one mapping for each iteration."""
         rows = self._records.tolist()
         return [{"iteration": i + 1} | dict(zip(self.record_names, row, strict=True)) for i, row in enumerate(rows)]
+
+
+def _require_alike(what: str, own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    if set(own) != set(given):
+        raise Mismatch(f"it has other {what} tensors than this run")
+    for name, tensor in own.items():
+        if (tensor.shape, tensor.dtype) != (given[name].shape, given[name].dtype):
+            raise Mismatch(
+                f"the {what} '{name}' is {tuple(given[name].shape)} {given[name].dtype}, not {tuple(tensor.shape)} "
+                f"{tensor.dtype}"
+            )
 
 
 def _on(points: Points, device: torch.device) -> Points:

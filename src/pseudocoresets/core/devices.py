@@ -49,6 +49,20 @@ def threads_for(shape: Sequence[int], small: int = SMALL_IMAGE) -> Iterator[None
         torch.set_num_threads(before)
 
 
+def host_memory() -> int:
+    """Bytes of memory that this machine has."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def require_memory(wanted: float, what: str, advice: str = "use a larger machine") -> None:
+    """Refuse before the work what cannot fit in this machine's memory."""
+    if wanted > host_memory():
+        raise InputError(
+            f"{what[0].upper()}{what[1:]} would need about {wanted / 2**30:,.0f} GiB of memory, and this machine has "
+            f"{host_memory() / 2**30:,.0f} GiB; {advice}."
+        )
+
+
 class PeakMemory:
     """The most memory used within a block: allocated on a GPU, resident in the process otherwise (its peak so far)."""
 

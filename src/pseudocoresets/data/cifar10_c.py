@@ -93,7 +93,7 @@ def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray:
         raise DataUnavailableError(f"There is no file '{path}'; 'bpc data fetch cifar10-c' brings it (2.9 GB).")
     try:
         array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # a damaged header makes NumPy raise almost anything
         raise FileFormatError(f"'{path}' is not a readable .npy file ({error}).") from None
     if not isinstance(array, np.ndarray):  # NumPy opens archives of arrays, too
         raise FileFormatError(f"'{path}' is an archive of arrays, not one .npy array.")

@@ -11,7 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pseudocoresets.core.errors import DataUnavailableError, FileFormatError, InputError
+from pseudocoresets._io.schema import Mismatch
+from pseudocoresets.core.errors import DataUnavailableError, InputError
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.transforms import (
     WHITENING_CHUNK,
@@ -49,7 +50,7 @@ class MissingWhitening(InputTransform):
         try:
             return cls(**tensors, origin=origin, source=source)
         except TypeError:
-            raise FileFormatError("The file's record of its whitening is incomplete.") from None
+            raise Mismatch("its record of the whitening is incomplete") from None
 
     @property
     def kind(self) -> str:

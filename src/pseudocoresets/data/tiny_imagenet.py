@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pseudocoresets._io.files import read_tensors, write_tensors
+from pseudocoresets._io.files import TensorFile, write_tensors
+from pseudocoresets._io.schema import Array
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.progress import Progress
 from pseudocoresets.data.catalogue import DatasetEntry, require_file
@@ -18,6 +19,12 @@ from pseudocoresets.data.images import decode_images
 
 FOLDER = "tiny-imagenet-200"
 DECODED = "decoded.safetensors"
+CACHE_ARRAYS = {
+    "train_images": Array(["(train, 3, 64, 64) uint8"]),
+    "train_labels": Array(["(train,) int64"]),
+    "test_images": Array(["(test, 3, 64, 64) uint8"]),
+    "test_labels": Array(["(test,) int64"]),
+}
 
 
 def read_tiny_imagenet(entry: DatasetEntry, root: Path, progress: Progress) -> tuple[Split, Split]:
@@ -88,11 +95,12 @@ def _decode(entry: DatasetEntry, images: list[tuple[Path, int]], progress: Progr
 
 def _kept(path: Path, synsets: list[str]) -> list[Split] | None:
     try:
-        tensors, document = read_tensors(path)
-        if document.get("synsets") != synsets:
+        file = TensorFile.open(path)
+        if file.document.get("synsets") != synsets:
             return None
+        tensors = file.tensors(CACHE_ARRAYS)
         return [Split(tensors[f"{part}_images"], tensors[f"{part}_labels"]) for part in ("train", "test")]
-    except (FileFormatError, KeyError, AttributeError):
+    except (FileFormatError, InputError):
         return None
 
 

@@ -10,7 +10,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from pseudocoresets.core.errors import FileFormatError, InputError
+from pseudocoresets._io.schema import Mismatch
+from pseudocoresets.core.errors import InputError
 
 ZCA_EPSILON = 0.1
 FLOAT_PIXEL_SLACK = 1e-3
@@ -106,11 +107,12 @@ class InputTransform:
         """The transform whose ``tensors()`` these are."""
         whitening = [name for name in _WHITENING if name in tensors]
         if whitening and len(whitening) < len(_WHITENING):
-            raise FileFormatError(f"The file's input transform is incomplete; whitening needs {', '.join(_WHITENING)}.")
+            raise Mismatch(f"its input transform is incomplete: whitening needs {', '.join(_WHITENING)}")
         try:
             return cls(**tensors, origin=origin)
         except TypeError:
-            raise FileFormatError("The file's input transform is incomplete; it needs at least mean and std.") from None
+            wanted = "it needs mean and std, and nothing of a compact file"
+            raise Mismatch(f"its input transform is incomplete: {wanted}") from None
 
     def _normalise(self, pixels: Tensor) -> Tensor:
         return (pixels - _per_channel(self.mean, pixels)) / _per_channel(self.std, pixels)

@@ -10,8 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pseudocoresets._io.files import read_tensors, write_tensors
+from pseudocoresets._io.files import TensorFile, naming, write_tensors
+from pseudocoresets._io.schema import Array
 from pseudocoresets.core.errors import FileFormatError, InputError
+from pseudocoresets.core.settings import RATE
 from pseudocoresets.data.transforms import (
     ZCA_EPSILON,
     InputTransform,
@@ -24,6 +26,14 @@ from pseudocoresets.data.transforms import (
 SMALLEST_KEPT = 1024
 """Values an image must have for its whitening to be worth keeping; smaller fits take well under a second."""
 
+CACHED_ARRAYS = {
+    "mean": Array(["(channels,) float32"]),
+    "std": Array(["(channels,) float32"], within=RATE),
+    "span": Array(["(2,) int64 or float32 or float64"], optional=True),
+    "whitening": Array(["(d, d) float32"]),
+    "unwhitening": Array(["(d, d) float32"]),
+    "whitening_mean": Array(["(d,) float32"]),
+}
 _FORMAT = 1
 
 
@@ -69,9 +79,12 @@ def fit_zca_once(
 
 def kept_zca(origin: WhiteningOrigin) -> InputTransform | None:
     """The whitening that an earlier fit on the same images left in the cache."""
+    path = _path(origin)
     try:
-        return InputTransform.from_tensors(read_tensors(_path(origin))[0], origin)
-    except FileFormatError:
+        tensors = TensorFile.open(path).tensors(CACHED_ARRAYS)
+        with naming(path):
+            return InputTransform.from_tensors(tensors, origin)
+    except (FileFormatError, InputError):
         return None
 
 

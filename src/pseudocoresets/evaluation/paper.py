@@ -32,6 +32,9 @@ PAPER_NAMES = {
     "mtt": "mtt",
 }
 """Our methods by the name that the tables of accuracies have for them."""
+COST_NAMES = PAPER_NAMES | {"fkl-hmc": "fkl by hmc", "fkl-kfl": "fkl by kfl"}
+"""Our methods by the name that the tables of memory and time have for them."""
+COST_TABLES = ("efficiency", "mcmc")
 ACCURACY_TABLES = ("bpc", "coresets", "condensation")
 """The tables over data sets and images per class, of clean test data."""
 
@@ -77,6 +80,14 @@ def paper_figure(dataset: str, ipc: int, method: str, metric: str) -> float | No
     if value is None:
         return None
     return value / 100 if metric == "accuracy" else value
+
+
+def paper_cost(dataset: str, ipc: int, method: str) -> tuple[float | None, float | None]:
+    """Seconds per iteration and gigabytes of device memory of a method; None where the paper reports none."""
+    own = (dataset, ipc, COST_NAMES.get(method))
+    figures = (figure for table in COST_TABLES for figure in paper_figures(table))
+    found = {each.metric: each.value for each in figures if (each.dataset, each.ipc, each.method) == own}
+    return found.get("seconds per iteration"), found.get("gpu memory (GB)")
 
 
 def best_paper_accuracy(dataset: str, ipc: int) -> float | None:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pseudocoresets._io.files import read_tensors, write_tensors
+from pseudocoresets._io.files import TensorFile, naming, write_tensors
+from pseudocoresets._io.schema import ANY_SIZE, FLAG, NON_NEGATIVE, Array, Object
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import DivergenceError, FileFormatError
 from pseudocoresets.core.fingerprint import fingerprint
@@ -35,6 +36,21 @@ from pseudocoresets.sources.gaussian_fit import GaussianFit
 LARGEST_R_HAT = 1.01
 CACHE_VERSION = 3
 """Goes up when the same request would be answered by other draws."""
+CACHE_DOCUMENT = Object(
+    {
+        "exact": FLAG,
+        "r_hat": NON_NEGATIVE,
+        "ess": NON_NEGATIVE,
+        "seconds": NON_NEGATIVE,
+        "seconds_per_draw": NON_NEGATIVE,
+        "divergences": ANY_SIZE,
+    }
+)
+CACHE_ARRAYS = {
+    "parameters": Array(["(chains, draws, size) float64"]),
+    "mean": Array(["(size,) float64"]),
+    "covariance": Array(["(size, size) float64"]),
+}
 MOST_DRAWS_FACTOR = 8
 """A reference whose chains do not agree is drawn again up to this many times longer."""
 OVERDISPERSION = 2.0
@@ -163,10 +179,10 @@ def _save(path: Path, run: ReferenceRun) -> None:
 
 
 def _load(path: Path) -> ReferenceRun:
-    tensors, document = read_tensors(path)
+    file = TensorFile.open(path)
+    with naming(path):
+        CACHE_DOCUMENT.check(file.document, "its metadata")
+    tensors = file.tensors(CACHE_ARRAYS)
+    gaussian = Gaussian(tensors["mean"], tensors["covariance"])
     names = ("exact", "r_hat", "ess", "seconds", "seconds_per_draw", "divergences")
-    try:
-        gaussian = Gaussian(tensors["mean"], tensors["covariance"])
-        return ReferenceRun(tensors["parameters"], gaussian, *(document[name] for name in names))
-    except KeyError as error:
-        raise FileFormatError(f"'{path}' is not a cached reference: {error} is missing.") from None
+    return ReferenceRun(tensors["parameters"], gaussian, *(file.document[name] for name in names))

@@ -114,7 +114,7 @@ class _Bench:
         self._scale = scale
         self._device = device
         self._backend = backend
-        self._data = _synthetic(scale)
+        self._data = synthetic_data(scale)
         self._network = build_network(scale.network, scale.shape, 10)
         self._flops, self._bandwidth = _matrix_rate(device), _copy_rate(device)
         self._expert_rate = math.nan
@@ -364,7 +364,7 @@ def step_cost(network: Network, images: int, bytes_per_value: int) -> tuple[floa
     return flops, traffic + 16.0 * network.size
 
 
-def _synthetic(scale: Scale) -> Dataset:
+def synthetic_data(scale: Scale) -> Dataset:
     """Random bytes in the shapes of real data: speed does not depend on what the pixels show."""
     generator = torch.Generator().manual_seed(0)
 

@@ -19,8 +19,11 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
-from pseudocoresets._io.files import make_folder, read_json, write_json, write_text
-from pseudocoresets.core.errors import PseudocoresetsError
+from pseudocoresets._io.documents import json_text
+from pseudocoresets._io.files import CHECKSUM, make_folder, read_json, write_json, write_text
+from pseudocoresets._io.schema import ANY_OBJECT
+from pseudocoresets.core.errors import FileFormatError, PseudocoresetsError
+from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.coreset import library_versions
 
@@ -107,14 +110,27 @@ def once(folder: Path | None, identity: Document, compute: Callable[[], Document
         return compute()
     known = json.loads(json.dumps(dict(identity) | {"library": library_versions()["pseudocoresets"]}))
     path = make_folder(folder) / RESULT
-    if path.exists():
-        found: Document = read_json(path)
-        if all(found.get(key) == value for key, value in known.items()):
-            return found
+    found = _whole_result(path)
+    if found is not None and all(found.get(key) == value for key, value in known.items()):
+        return found
     document = {**compute(), **known}
-    write_json(path, document)
+    write_json(path, document | {CHECKSUM: _checksum(document)})
     (folder / FAILURE).unlink(missing_ok=True)
     return document
+
+
+def _whole_result(path: Path) -> Document | None:
+    """What was written there, if it is there and nothing has changed it since."""
+    try:
+        found = dict(read_json(path, ANY_OBJECT))
+    except FileFormatError:
+        return None
+    checksum = found.pop(CHECKSUM, None)
+    return found if checksum == _checksum(found) else None
+
+
+def _checksum(document: Document) -> str:
+    return fingerprint(json_text(document, sort_keys=True))
 
 
 def as_number(value: float | None) -> float:

@@ -240,7 +240,7 @@ def _diagonal(covariance: Tensor) -> Tensor:
 
 def _recomputed(function: Callable[..., T], *inputs: Tensor) -> T:
     """The same, keeping nothing but the inputs for a backward pass."""
-    result: T = checkpoint(function, *inputs, use_reentrant=False)
+    result: T = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
     return result
 
 

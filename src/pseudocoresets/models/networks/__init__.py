@@ -6,8 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
+from pseudocoresets.core.devices import require_memory
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.registry import Registry, parse_name
 from pseudocoresets.models.networks.alexnet import AlexNet
@@ -15,12 +17,13 @@ from pseudocoresets.models.networks.convnet import ConvNet
 from pseudocoresets.models.networks.lenet import LeNet
 from pseudocoresets.models.networks.mlp import MLP
 from pseudocoresets.models.networks.modules import builder, rebuilder
-from pseudocoresets.models.networks.network import CUSTOM, Network, NetworkSpec, Shape
+from pseudocoresets.models.networks.network import CUSTOM, NETWORK_KIND, Network, NetworkSpec, Shape
 from pseudocoresets.models.networks.resnet import ResNet18
 from pseudocoresets.models.networks.vgg import VGG11
 
 __all__ = [
     "NETWORKS",
+    "NETWORK_KIND",
     "AnyNetwork",
     "Network",
     "NetworkSpec",
@@ -31,6 +34,9 @@ __all__ = [
     "parse_name",
     "spec_from_json",
 ]
+
+COPIES = 3
+"""Of its parameters that even the smallest use of a network holds: its own, a position and a gradient."""
 
 AnyNetwork: TypeAlias = str | Network | nn.Module | Callable[..., nn.Module]
 """What ``as_network`` understands: a name, a network, a module, its class or a function that builds it."""
@@ -90,11 +96,23 @@ def from_spec(spec: NetworkSpec) -> Network:
     _refuse_custom(spec.name)
     constructor = NETWORKS[spec.name]
     _check_options(constructor, spec)
+    _require_memory(constructor, spec)
 
     def build() -> nn.Module:
         return constructor(spec.shape, spec.classes, **spec.options)
 
     return Network(build, spec)
+
+
+def _require_memory(constructor: Callable[..., nn.Module], spec: NetworkSpec) -> None:
+    """Count the parameters without making them; a constructor of the user's own may need real ones, and is trusted."""
+    try:
+        with torch.device("meta"):
+            sketch = constructor(spec.shape, spec.classes, **spec.options)
+    except (NotImplementedError, RuntimeError):
+        return
+    size = sum(parameter.numel() for parameter in sketch.parameters())
+    require_memory(4 * COPIES * size, f"the network '{spec}' of {size:,} parameters", "choose a smaller one")
 
 
 def spec_from_json(record: Mapping[str, Any]) -> NetworkSpec:

@@ -13,6 +13,8 @@ from pseudocoresets.models.networks.network import Shape
 PADDED_SIDE = 28
 """Images of 28 x 28 are padded to 32 x 32 by the first convolution, as the literature does."""
 
+LARGEST = {"depth": 1000, "width": 100_000}
+"""Beyond these, building a network takes longer than anybody waits, or more memory than there is."""
 GROUPS = 4
 """Groups of the norm 'group'."""
 
@@ -57,8 +59,9 @@ def one_of(option: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def positive(option: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"The {option} must be a whole number of at least 1; got '{value}'.")
+    most = LARGEST[option]
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise InputError(f"The {option} must be a whole number from 1 to {most:,}; got '{value}'.")
     return value
 
 

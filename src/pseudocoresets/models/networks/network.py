@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from pseudocoresets._io.schema import NAME, PLAIN, Number, Object, Row
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import derive_seed
+from pseudocoresets.core.settings import Range
 from pseudocoresets.models.networks.initialisation import UniformRanges, seeded, uniform_ranges
 
 Shape = tuple[int, int, int]
@@ -30,6 +32,17 @@ CUSTOM = "custom"
 PROBE_IMAGES = 2
 
 ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus)
+
+
+NETWORK_KIND = Object(
+    {
+        "name": NAME,
+        "shape": Row((Number(Range(1, 1e4), whole=True),) * 3),
+        "classes": Number(Range(1, 1e5), whole=True),
+        "options": Object(others=PLAIN),
+    }
+)
+"""What files record of a network."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ shape (epochs + 1, parameters). Files are memory-mapped, so memory does not grow
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -17,18 +18,41 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pseudocoresets._io.files import make_folder, read_json, write_json, write_tensors
+from pseudocoresets._io.files import TensorFile, make_folder, naming, read_json, write_json, write_tensors
+from pseudocoresets._io.schema import (
+    ANY_OBJECT,
+    ANY_SIZE,
+    HASH,
+    NAME,
+    PLAIN,
+    Array,
+    Constant,
+    Object,
+    check_headers,
+)
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.core.settings import RATE, SEED, SHARE, check_ranges, counted, setting
+from pseudocoresets.core.settings import RATE, SEED, SHARE, build_settings, check_ranges, counted, setting
 from pseudocoresets.core.source import Draw
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.models.networks import AnyNetwork, Network, as_network, from_spec, spec_from_json
+from pseudocoresets.models.networks import NETWORK_KIND, AnyNetwork, Network, as_network, from_spec, spec_from_json
 
 FORMAT = "expert store"
 FORMAT_VERSION = 2
 """Version 1 knew data and network by name only."""
+DESCRIPTION = Object(
+    {
+        "format": Constant((FORMAT,)),
+        "version": Constant((FORMAT_VERSION,)),
+        "dataset": NAME,
+        "data": HASH,
+        "network": Object({**NETWORK_KIND.required, "fingerprint": HASH}),
+        "settings": Object(others=PLAIN),
+    }
+)
+EXPERT_DOCUMENT = Object({"expert": ANY_SIZE})
+EXPERT_ARRAYS = {"snapshots": Array(["(epochs + 1, parameters) float32"])}
 _EXPERT_FILE = re.compile(r"expert-(\d{4,})\.safetensors")
 
 
@@ -130,13 +154,17 @@ class Experts:
 class StoredTrajectory:
     """One expert's file, memory-mapped."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, snapshots: int, size: int) -> None:
+        self._path = path
         try:
+            with naming(path):
+                file = TensorFile.open(path)
+                EXPERT_DOCUMENT.check(file.document, "its metadata")
+                check_headers(file.headers, EXPERT_ARRAYS, {"epochs + 1": snapshots, "parameters": size})
             self._slice = safe_open(path, framework="pt").get_slice("snapshots")
-        except (SafetensorError, OSError) as error:
-            raise FileFormatError(
-                f"The expert '{path}' cannot be read ({error}); delete it and train it again."
-            ) from None
+        except (FileFormatError, SafetensorError, OSError) as error:
+            reason = str(error).rstrip(".")
+            raise FileFormatError(f"An expert cannot be used ({reason}); delete its file and train it again.") from None
 
     def __len__(self) -> int:
         length: int = self._slice.get_shape()[0]
@@ -144,6 +172,10 @@ class StoredTrajectory:
 
     def __getitem__(self, epoch: int) -> Tensor:
         snapshot: Tensor = self._slice[epoch]
+        if not math.isfinite(float(snapshot.sum())):
+            raise FileFormatError(
+                f"The expert '{self._path}' holds values that are not finite; delete its file and train it again."
+            )
         return snapshot
 
 
@@ -175,15 +207,15 @@ class ExpertStore:
         """An existing store; ``network`` is needed for one that no registered name builds again."""
         folder = Path(folder)
         description = _read_description(folder)
+        recorded = description["network"]
+        spec = spec_from_json(recorded)
+        trained_on = TrainedOn(description["dataset"], description["data"])
         try:
-            recorded = description["network"]
-            spec = spec_from_json(recorded)
-            trained_on = TrainedOn(description["dataset"], description["data"])
-            settings = ExpertSettings(**description["settings"])
-        except (KeyError, TypeError, ValueError):
-            raise FileFormatError(f"'{folder}/store.json' is incomplete; train the experts again.") from None
+            settings = build_settings(ExpertSettings, description["settings"], "The training of experts")
+        except InputError as error:
+            raise FileFormatError(f"'{folder}/store.json' cannot be used: {error}") from None
         found = from_spec(spec) if network is None else as_network(network, spec.shape, spec.classes)
-        if found.fingerprint != recorded.get("fingerprint"):
+        if found.fingerprint != recorded["fingerprint"]:
             raise InputError(
                 f"The experts in '{folder}' are of another network than '{found.spec}' is now; give the network that "
                 "they were trained with."
@@ -211,14 +243,8 @@ class ExpertStore:
             raise FileFormatError(
                 f"The experts folder '{self.folder}' is empty; train some with 'bpc experts --out {self.folder}'."
             )
-        trajectories = [StoredTrajectory(self._path(number)) for number in numbers]
-        expected = self.settings.epochs + 1
-        for number, trajectory in zip(numbers, trajectories, strict=True):
-            if len(trajectory) != expected:
-                raise FileFormatError(
-                    f"Expert {number} in '{self.folder}' has {len(trajectory)} snapshots instead of {expected}; "
-                    "delete its file."
-                )
+        snapshots, size = self.settings.epochs + 1, self.network.size
+        trajectories = [StoredTrajectory(self._path(number), snapshots, size) for number in numbers]
         return Experts(self.network, self.trained_on, self.settings, trajectories)
 
     def _path(self, number: int) -> Path:
@@ -276,14 +302,14 @@ def _on_device(snapshots: list[Tensor], device: torch.device) -> Tensor:
 def _read_description(folder: Path) -> dict[str, Any]:
     if not (folder / "store.json").is_file():
         raise FileFormatError(f"There are no experts in '{folder}'; train some with 'bpc experts --out {folder}'.")
-    description = read_json(folder / "store.json")
-    if not isinstance(description, dict):
-        description = {}
+    description: dict[str, Any] = read_json(folder / "store.json", ANY_OBJECT)
     if description.get("format") != FORMAT or description.get("version") != FORMAT_VERSION:
         raise FileFormatError(
             f"'{folder}/store.json' does not describe experts that this version can read; delete the folder, or choose "
             "another, and train them again."
         )
+    with naming(folder / "store.json"):
+        DESCRIPTION.check(description, "it")
     return description
 
 

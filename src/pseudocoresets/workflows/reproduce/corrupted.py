@@ -34,11 +34,11 @@ def corrupted_images(split: Split, root: Path) -> Corrupted:
         workers = min(MOST_PROCESSES, os.cpu_count() or 1, len(missing))
         with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
             list(pool.map(partial(_make, folder), missing))
-    return lambda name, severity: torch.from_numpy(np.load(_path(folder, name, severity)))
+    return lambda name, severity: torch.from_numpy(np.load(_path(folder, name, severity), allow_pickle=False))
 
 
 def _make(folder: Path, wanted: tuple[str, int]) -> None:
-    clean = torch.from_numpy(np.load(folder / "clean.npy"))
+    clean = torch.from_numpy(np.load(folder / "clean.npy", allow_pickle=False))
     _write(_path(folder, *wanted), corrupt(clean, *wanted))
 
 
