@@ -22,8 +22,8 @@ from pseudocoresets.core.errors import InputError
 __all__ = ["PRESETS", "Before", "Preset", "preset"]
 
 PRESETS = ("quick", "paper", "best", "published")
-"""``quick`` gives a useful answer in a minute or two on a laptop. The others want a GPU: ``paper``, ours as the docs have
-its figures; ``best``, what was found better since; ``published``, the paper's own method with its own settings."""
+"""``quick`` gives a useful answer in a minute or two on a laptop; the others want a GPU. ``paper``: ours, as in the
+docs' tables; ``best``: what was found better since; ``published``: the paper's own method with its own settings."""
 NUMBER_PER_IPC = "times_ipc"
 LEVELS = dict.fromkeys(("experts", "construction", "sampling"), 1) | dict.fromkeys(
     ("by_sampler", "by_protocol", "sampling_for", "methods", "learning"), 2
