@@ -93,7 +93,9 @@ def test_a_chain_is_attacked_as_the_average_of_its_samples(coreset: pc.Coreset, 
     expected = samples.predict(part.images).flatten(0, 1).mean(0)
     torch.testing.assert_close(scores.softmax(-1), expected, rtol=1e-4, atol=1e-5)
 
-    none, small, large = (attack_chains(samples, part, epsilon, [PGD(5)]) for epsilon in (0.0, 0.02, 0.3))
+    none, small, large = (
+        attack_chains(samples, part, epsilon, [PGD(5)], samples_per_chain=4) for epsilon in (0.0, 0.02, 0.3)
+    )
     clean = pc.evaluate(samples, part)
     assert none.ensemble == pytest.approx(clean.ensemble["accuracy"])
     assert none.chains.mean == pytest.approx(clean.accuracy.mean)

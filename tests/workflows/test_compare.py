@@ -292,8 +292,8 @@ def test_paper_figures_stand_beside_our_own() -> None:
 @pytest.mark.parametrize(
     ("given", "construction", "sampling"),
     [
-        (["--temperature", "0.5"], 0.5, 0.5),
-        (["--temperature", "0.5", "--construction-temperature", "1"], 1.0, 0.5),
+        (["--temperature", "0.005"], 0.005, 0.005),
+        (["--temperature", "0.005", "--construction-temperature", "0.004"], 0.004, 0.005),
     ],
 )
 def test_temperature_prior_and_weights_reach_construction_and_sampling(
@@ -314,3 +314,14 @@ def test_temperature_prior_and_weights_reach_construction_and_sampling(
     assert stored["construction"]["prior_scale"] == stored["sampling"]["prior_scale"] == 0.3
     assert stored["construction"]["weights"] == "unit"
     assert json.loads(result.stdout)["construction"]["weights"] == "unit"
+
+
+def test_unit_weights_at_a_temperature_that_makes_chains_noise_are_refused(
+    run: Callable[..., Any], finished: tuple[Path, Any], tmp_path: Path
+) -> None:
+    experts = str(finished[0] / "experts")
+    arguments = ("--weights", "unit", "--experts", experts, "--out", str(tmp_path / "out"), "--json")
+    for temperature in ("1", "0.1"):
+        result = run("--methods", "cd", *arguments, "--temperature", temperature)
+        assert result.exit_code == 2
+        assert "chains are noise; give a temperature of at most 0.0077" in result.stderr

@@ -149,8 +149,7 @@ def _compute(context: typer.Context, wanted: Wanted, order: Order, devices: str,
     names = _words(devices)
     settings = context.find_object(o.ProgramSettings) or o.ProgramSettings()
     if len(names) > 1:
-        compute_on(names, cells, order, settings.precision, budget, say)
-        return []
+        return compute_on(names, cells, order, settings.precision, budget)
     place = settings.place(names[0] if names else "auto")
     outcomes = list(compute(cells, order, place, budget))
     say(f"{len(outcomes)} of {len(cells)} cells are there.")
@@ -171,7 +170,7 @@ def _list(wanted: Wanted, order: Order, json: bool) -> None:
                 "cells": len(cells),
                 "done": sum(is_done(cell, order) for cell in cells),
                 "possible": len(open_cells),
-                "seconds": round(sum({cell.made: estimate(cell, order) for cell in open_cells}.values())),
+                "seconds": round(estimate(open_cells, order)),
                 "missing": sorted(absent),
             }
         )

@@ -141,7 +141,7 @@ def _charts(lines: Sequence[Line]) -> list[Markup]:
             points = [(float(ipc), figure.value) for ipc, figure in paper.items() if figure is not None]
             series.append(charts.Series(f"{method}, paper", STYLES[index % len(STYLES)], points))
             ours = {line.place.ipc: line.comparisons[number].ours for line in own}
-            read = [(float(ipc), reading.mean) for ipc, reading in ours.items() if reading is not None]
+            read = [(float(ipc), reading.mean) for ipc, reading in ours.items() if reading and reading.mean]
             if read:
                 series.append(charts.Series(f"{method}, ours", STYLES[index % len(STYLES)], read, [30.0] * len(read)))
         drawn.append(charts.curves(metric, "against images per class", series, metric, "images per class"))

@@ -11,7 +11,7 @@ import torch
 
 from pseudocoresets.backends import Backend
 from pseudocoresets.construction.settings import ConstructionSettings
-from pseudocoresets.core.energy import Energy, uniform_weights
+from pseudocoresets.core.energy import Energy, require_signal, uniform_weights
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.parameterisation import Parameterisation
@@ -80,6 +80,8 @@ class ImageTask:
 
     def problem(self, settings: ConstructionSettings, device: torch.device, backend: Backend) -> Problem:
         data = self.data
+        if settings.weights == "unit":
+            require_signal(settings.ipc * len(data.classes), len(data.train), settings.temperature)
 
         @cache
         def real_data() -> RealData:

@@ -150,6 +150,21 @@ class _ClosedFormTarget:
         return -value / self.data_size, -gradient / self.data_size
 
 
+def require_signal(weights_sum: float, data_size: int, temperature: float) -> None:
+    """Refuse points that weigh far less than the full data at a temperature that makes their posterior the prior.
+
+    With weights of sum W << n, the step eta of a chain moves by eta W / n times the mean gradient, and its noise is
+    that of n points at ``temperature``. Chains fit such weights where temperature n <= W: at the step eta n / W and the
+    temperature W / n they are those of full weights at eta and 1.
+    """
+    if weights_sum < data_size / 2 and temperature * data_size > weights_sum * (1 + 1e-6):
+        raise InputError(
+            f"Weights that sum to {weights_sum:g} for {data_size:,} data have a posterior close to the prior at "
+            f"temperature {temperature:g}, where chains are noise; give a temperature of at most "
+            f"{weights_sum / data_size:.2g} and steps larger by {data_size / weights_sum:.3g}, or weights 'full'."
+        )
+
+
 def uniform_weights(points: int, data_size: int, device: str | torch.device = "cpu") -> Tensor:
     """w_i = n / m: a coreset of ``points`` points that weighs as much as the full data."""
     return torch.full((points,), data_size / points, device=device)

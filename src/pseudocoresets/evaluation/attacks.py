@@ -163,8 +163,8 @@ class Square:
         return float(SQUARE_SHARE * 0.5**halvings)
 
 
-STANDARD: tuple[Attack, ...] = (APGD(cross_entropy), APGD(logits_ratio), Square())
-"""In the manner of AutoAttack."""
+STANDARD: tuple[Attack, ...] = (PGD(10, 0.25), APGD(cross_entropy), APGD(logits_ratio), Square())
+"""In the manner of AutoAttack, after ten quick steps that leave the dear attacks fewer images."""
 ATTACKS: Mapping[str, Sequence[Attack]] = {"pgd": (PGD(),), "autoattack-style": STANDARD}
 
 
@@ -216,7 +216,7 @@ def attack_chains(
     epsilon: float,
     attacks: Sequence[Attack] = STANDARD,
     images: int = 1000,
-    samples_per_chain: int = 4,
+    samples_per_chain: int = 2,
     seed: int = 0,
 ) -> Robustness:
     """Attack each chain alone, and the average of all, on the first ``images`` of ``split``.

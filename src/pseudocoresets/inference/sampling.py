@@ -19,7 +19,7 @@ from torch import Tensor
 from pseudocoresets import presets
 from pseudocoresets.backends import Backend, ChainPlan, choose_backend
 from pseudocoresets.core.devices import resolve_device, threads_for
-from pseudocoresets.core.energy import Energy, Model
+from pseudocoresets.core.energy import Energy, Model, require_signal
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.options import written
 from pseudocoresets.core.points import Points
@@ -131,6 +131,8 @@ def sample_network_posterior(
 ) -> PosteriorSamples:
     """The same with everything chosen, for a coreset of images."""
     transform = coreset.require_images()
+    if start != "point":
+        require_signal(float(coreset.weights.sum()), coreset.data_size, settings.temperature)
     randomness = Randomness.for_purpose(settings.seed, "sample", start, device=device)
     positions = _start_positions(start, network, experts, settings, device)
     posterior = _Posterior(coreset, network, settings, randomness, backend, augmentation)

@@ -326,14 +326,15 @@ class _ReferenceLoop:
         with torch.no_grad():
             for parameter, start in zip(parameters, self._start, strict=True):
                 parameter.copy_(start)
-        positive = self._energy(self._images)
+        (positive,) = torch.autograd.grad(self._energy(self._images), self._images)
         for _ in range(self._steps):
             gradients = torch.autograd.grad(self._energy(self._images.detach()), parameters)
             with torch.no_grad():
                 for parameter, gradient in zip(parameters, gradients, strict=True):
                     parameter.sub_(0.01 * gradient - 6e-4 * torch.randn_like(parameter))
-        loss = positive.detach() - self._energy(self._images)
-        loss.backward()
+        (negative,) = torch.autograd.grad(self._energy(self._images), self._images)
+        with torch.no_grad():
+            self._images.sub_(1e-3 * (positive - negative))
 
     def _energy(self, images: Tensor) -> Tensor:
         seen = self._augmentation.draw(len(images), self._randomness)(images)

@@ -6,6 +6,7 @@ it is the one whose short construction is most accurate there, cold and by singl
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -307,8 +308,7 @@ def _learning_at(plan: Plan, rate: float, iterations: int) -> Plan:
 @contextmanager
 def _temporary(folder: Path) -> Iterator[WorkFiles]:
     """Work files that are gone afterwards."""
-    files = WorkFiles.within(make_folder(folder))
-    yield files
-    for path in files:
-        path.unlink(missing_ok=True)
-    folder.rmdir()
+    try:
+        yield WorkFiles.within(make_folder(folder))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -14,6 +14,8 @@ from pseudocoresets.workflows.reproduce.cells import VARIANTS, ReproductionCell
 
 RATES = (1.0, 10.0, 100.0, 1000.0)
 """Of the images' learning rate, gamma; the paper's."""
+CROSS_STEPS = 1000
+"""The most of a chain of another network, most of which are slow; presets were made for ConvNet."""
 SMOKE_NETWORKS = {
     "convnet:depth=3,width=128": "convnet:depth=2,width=4",
     "convnet:depth=4,width=128": "convnet:depth=2,width=4",
@@ -81,6 +83,9 @@ class Scale:
             sampling={**self.sampling, **plain},
             method_options={**self.methods.get(made.variant, {}), **dict(made.options)},
         ).with_seed(made.seed)
+        if cell.network is not None:
+            steps = min(CROSS_STEPS, plan.sampling.steps)
+            plan = replace(plan, sampling=replace(plan.sampling, steps=steps))
         return replace(self._shortened(plan), control_draws=self.control_draws)
 
     def _shortened(self, plan: Plan) -> Plan:

@@ -8,7 +8,7 @@ out if by its estimate it would not be done in time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from multiprocessing import get_context
@@ -17,7 +17,7 @@ from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.progress import Silent
 from pseudocoresets.data import find_entry
-from pseudocoresets.workflows.cells import RESULT, Outcome, run_cells
+from pseudocoresets.workflows.cells import FAILURE, RESULT, Outcome, run_cells
 from pseudocoresets.workflows.place import Workplace, workplace
 from pseudocoresets.workflows.plan import Plan
 from pseudocoresets.workflows.reproduce.catalogue import TABLES
@@ -32,7 +32,7 @@ DEARER = {"bptt": 1.5, "fkl": 3.0, "rkl": 3.0, "wasserstein": 1.5, "fkl-hmc": 8.
 EXPERT_IMAGES_PER_SECOND = 400_000
 PLAIN_PATH = 10.0
 """How much slower networks are that the fast path does not know."""
-SHIFT_SECONDS, ATTACK_SECONDS = 60.0, 150.0
+SHIFT_SECONDS, ATTACK_SECONDS = 90.0, 100.0
 
 
 @dataclass(frozen=True)
@@ -90,19 +90,27 @@ def is_done(cell: ReproductionCell, order: Order) -> bool:
     return (order.folder(cell) / RESULT).is_file()
 
 
-def estimate(cell: ReproductionCell, order: Order) -> float:
-    """Seconds on one H200, of what is not there yet."""
+def estimate(cells: Iterable[ReproductionCell], order: Order) -> float:
+    """Seconds on one H200, of what is not there yet; cells share coresets and experts."""
+    parts: dict[str, float] = {}
+    for cell in cells:
+        parts |= _parts(cell, order)
+    return sum(parts.values())
+
+
+def _parts(cell: ReproductionCell, order: Order) -> dict[str, float]:
+    """The seconds of judging, constructing and training experts, each under what it is done for."""
     if is_done(cell, order):
-        return 0.0
+        return {}
     plan = order.scale.plan(cell)
-    total = _judging(cell, plan)
+    found = {str(cell): _judging(cell, plan)}
     made = (order.folder(cell).parent / CONSTRUCTION / RESULT).is_file() or order.recorded(cell) is not None
     if cell.role == "coreset" and not made:
-        total += _constructing(cell, plan, order)
+        found[cell.made.slug] = _constructing(cell, plan, order)
     needs_experts = plan.protocol == "expert" or (cell.role == "coreset" and not made and plan.needs_experts())
     if needs_experts and not (order.expert_folder(plan) / "store.json").is_file():
-        total += _training(plan)
-    return total
+        found[str(order.expert_folder(plan))] = _training(plan)
+    return found
 
 
 def _training(plan: Plan) -> float:
@@ -149,7 +157,7 @@ def compute(
     judge, began = ReproductionJudge(order, replace(place, progress=Silent())), time.monotonic()
 
     def affordable(cell: ReproductionCell) -> bool:
-        return budget is None or time.monotonic() - began + estimate(cell, order) <= budget
+        return budget is None or time.monotonic() - began + estimate([cell], order) <= budget
 
     with threads_for((1,) if order.scale.is_smoke else (3, 32, 32)):
         yield from run_cells(cells, judge, place.progress, affordable)
@@ -161,9 +169,11 @@ def compute_on(
     order: Order,
     precision: str = "auto",
     budget: float | None = None,
-    say: Callable[[str], object] = lambda text: None,
-) -> None:
-    """The same on several devices at once, one process each; a coreset's judgements stay together."""
+) -> list[str]:
+    """The same on several devices at once, one process each; a coreset's judgements stay together.
+
+    The answer has a sentence for each process that did not come to its end and each cell that failed.
+    """
     context = get_context("spawn")
     workers = [
         context.Process(target=_work, args=(share, order, device, precision, budget))
@@ -172,16 +182,19 @@ def compute_on(
     for worker in workers:
         worker.start()
     try:
-        for worker, device in zip(workers, devices, strict=True):
+        for worker in workers:
             worker.join()
-            if worker.exitcode:
-                say(
-                    f"The process on {device} ended with status {worker.exitcode}; the same command goes on from there."
-                )
     except KeyboardInterrupt:
         for worker in workers:
             worker.terminate()
         raise
+    stopped = [
+        f"The process on {device} ended with status {worker.exitcode}; the same command goes on from there."
+        for device, worker in zip(devices, workers, strict=True)
+        if worker.exitcode
+    ]
+    failed = [cell for cell in cells if (order.folder(cell) / FAILURE).is_file()]
+    return stopped + [f"{cell} failed; see '{order.folder(cell) / FAILURE}'." for cell in failed]
 
 
 def shares(cells: Sequence[ReproductionCell], parts: int, order: Order) -> list[list[ReproductionCell]]:
@@ -192,7 +205,7 @@ def shares(cells: Sequence[ReproductionCell], parts: int, order: Order) -> list[
         together = list(group)
         least = loads.index(min(loads))
         found[least] += together
-        loads[least] += sum(estimate(cell, order) for cell in together)
+        loads[least] += estimate(together, order)
     return found
 
 

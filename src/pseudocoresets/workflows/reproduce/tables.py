@@ -52,8 +52,9 @@ class Reading:
     cells: tuple[ReproductionCell, ...]
 
     @property
-    def mean(self) -> float:
-        return statistics.fmean(self.runs)
+    def mean(self) -> float | None:
+        """Of single runs, where they were recorded."""
+        return statistics.fmean(self.runs) if self.runs else None
 
     @property
     def averaged(self) -> float | None:
@@ -61,6 +62,8 @@ class Reading:
 
     def text(self, unit: Unit) -> str:
         """Mean and deviation of single runs."""
+        if self.mean is None:
+            return ""
         spread = f" ± {statistics.stdev(self.runs):.{unit.decimals}f}" if len(self.runs) > 1 else ""
         return f"{self.mean:.{unit.decimals}f}{spread}"
 
@@ -86,9 +89,10 @@ class Comparison:
     def verdict(self) -> str:
         """``better``, ``worse`` or nothing: the mean of our single runs against the paper's."""
         higher = self.unit.higher_is_better
-        if self.ours is None or self.paper is None or higher is None or self.ours.mean == self.paper.value:
+        mean = None if self.ours is None else self.ours.mean
+        if mean is None or self.paper is None or higher is None or mean == self.paper.value:
             return ""
-        return "better" if (self.ours.mean > self.paper.value) == higher else "worse"
+        return "better" if (mean > self.paper.value) == higher else "worse"
 
     @property
     def paper_text(self) -> str:
@@ -198,7 +202,7 @@ def _values(metric: str, place: Place, document: Document) -> tuple[list[float],
     if place.variant and "shift" in document:
         return _mean_over_severities(name, document["shift"].get(corruption_of(place.variant)))
     metrics = document.get("metrics")
-    return None if metrics is None else (metrics[name]["values"], metrics["ensemble"][name])
+    return None if metrics is None else (metrics.get(name, {}).get("values", []), metrics["ensemble"][name])
 
 
 def _mean_over_severities(name: str, severities: Mapping[str, Any] | None) -> tuple[list[float], float] | None:
@@ -226,8 +230,8 @@ def markdown(table: Table, lines: Sequence[Line]) -> list[str]:
 
 def _columns(table: Table, lines: Sequence[Line]) -> list[str]:
     columns = ["data", "images per class", *(["where"] if _has_variants(lines) else []), "paper's row", "ours"]
-    for metric in table.metrics:
-        columns += [f"{metric}: paper", "ours, one chain", "averaged"]
+    for index, metric in enumerate(table.metrics):
+        columns += [f"{metric}: paper", *(["ours, one chain", "averaged"] if _is_averaged(lines, index) else ["ours"])]
     return columns + (["control, one chain", "starts alone"] if table.controlled else [])
 
 
@@ -236,10 +240,11 @@ def _rows(table: Table, lines: Sequence[Line]) -> Iterator[list[str]]:
         place = line.place
         row = [place.dataset, str(place.ipc), *([place.variant] if _has_variants(lines) else [])]
         row += [place.method, line.label]
-        for each in line.comparisons:
+        for index, each in enumerate(line.comparisons):
             ours = "" if each.ours is None else each.ours.text(each.unit)
             row += [each.paper_text, _marked(ours, each.verdict)]
-            row.append("" if each.ours is None else each.ours.averaged_text(each.unit))
+            if _is_averaged(lines, index):
+                row.append("" if each.ours is None else each.ours.averaged_text(each.unit))
         if table.controlled:
             first = line.comparisons[0]
             row += ["" if each is None else each.text(first.unit) for each in (first.control, first.starts)]
@@ -248,6 +253,12 @@ def _rows(table: Table, lines: Sequence[Line]) -> Iterator[list[str]]:
 
 def _has_variants(lines: Iterable[Line]) -> bool:
     return any(line.place.variant for line in lines)
+
+
+def _is_averaged(lines: Iterable[Line], metric: int) -> bool:
+    """Whether a metric is one of chains, which can be averaged, and not of a construction."""
+    found = (line.comparisons[metric].ours for line in lines)
+    return any(reading is not None and reading.averages for reading in found)
 
 
 def _marked(text: str, verdict: str) -> str:
