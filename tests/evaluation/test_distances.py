@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
+from tests.support.glm_problems import glm_problem
 from torch import Tensor
 
+import pseudocoresets as pc
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian, kl_divergence
 from pseudocoresets.evaluation import distance
-from pseudocoresets.evaluation.distances import log_predictive, maximum_mean_discrepancy, sliced_wasserstein
+from pseudocoresets.evaluation.distances import Distances, log_predictive, maximum_mean_discrepancy, sliced_wasserstein
 from pseudocoresets.models import LogisticRegression
 
 DOUBLE = torch.float64
@@ -63,3 +66,26 @@ def test_posteriors_of_other_sizes_are_refused() -> None:
     other = Gaussian(torch.zeros(3, dtype=DOUBLE), torch.eye(3, dtype=DOUBLE))
     with pytest.raises(InputError, match="3 and 2 parameters"):
         distance(other, gaussians()[0])
+
+
+@pytest.mark.parametrize("size", [3, 40])
+def test_kl_by_draws_is_that_of_importance_sampling(size: int) -> None:
+    """Far apart and near: NUTS draws and bridge sampling against importance sampling from nearest Gaussians."""
+    problem = glm_problem("logistic", "separable", 200, 2, seed=0)
+    reference = pc.reference_posterior(problem.rows, problem.model, 500, 200)
+    coreset = pc.construct(problem.rows, problem.fit, "giga", model=problem.model, size=size)
+    samples = pc.sample_posterior(coreset, model=problem.model, samples=500)
+    found = distance(samples, reference, data=problem.rows)
+    exact, _ = problem.divergence(coreset.points)
+    assert found.kl_by_draws == pytest.approx(exact, rel=0.15, abs=0.02)
+    assert found.pareto_k is not None
+    with pytest.raises(InputError, match="needs samples of a coreset"):
+        distance(samples.draws, reference, data=problem.rows)
+
+
+def test_a_disagreement_of_gaussian_fits_and_draws_is_said() -> None:
+    same = Distances(0.2, 0.2, 0, 0, 0, 0, kl_by_draws=0.25, pareto_k=0.3)
+    assert same.disagreement is None
+    assert "trust the latter" in str(replace(same, kl_by_draws=2.0).disagreement)
+    assert "lacks a tail" in str(replace(same, kl_full_coreset=0.01, kl_by_draws=0.01, pareto_k=1.2).disagreement)
+    assert replace(same, kl_by_draws=2.0, gaussian_fit=False).disagreement is None

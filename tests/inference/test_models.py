@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from torch import Tensor
 
+import pseudocoresets as pc
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import kl_divergence
 from pseudocoresets.core.points import Points, Rows
+from pseudocoresets.core.targets import all_points
 from pseudocoresets.inference import gaussian_moments, sample_model_posterior
 from pseudocoresets.kernels import HMC, KERNELS, MALA, NUTS, AnyKernel
 from pseudocoresets.methods import Giga, row_problem
@@ -72,3 +76,29 @@ def test_a_model_without_curvature_is_sampled_in_its_own_coordinates() -> None:
     samples = sample_model_posterior(coreset(), Likelihood(), samples=400, warmup=300)
     fit, _ = gaussian_moments(coreset(), LogisticRegression(2))
     assert float(kl_divergence(fit, samples.gaussian)) < 5 * 5 / samples.ess
+
+
+def test_corrected_samples_have_the_moments_of_the_full_posterior() -> None:
+    """A uniform part of the data is far off; its draws with weights from all the data are not."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 2, generator=generator, dtype=torch.float64)
+    y = torch.rand(200, generator=generator) < torch.sigmoid(x[:, 0])
+    rows, model = pc.Rows(x, y), LogisticRegression(2)
+    half = pc.construct(rows, model=model, method="uniform", size=150)
+    samples = pc.sample_posterior(half, model=model, samples=1000)
+    weighted = samples.corrected(rows)
+    exact, _ = gaussian_moments(all_points(rows), model)
+    assert weighted.trusted
+    error = exact.standard_deviation / math.sqrt(weighted.ess)
+    assert bool(((weighted.expectation(lambda theta: theta) - exact.mean).abs() < 5 * error).all())
+    assert bool(((samples.draws.mean(0) - exact.mean).abs() > 10 * error).any())
+    torch.testing.assert_close(weighted.gaussian.mean, weighted.expectation(lambda theta: theta))
+    with pytest.raises(InputError, match="Only samples of a coreset of rows"):
+        replace(samples, coreset=None).corrected(rows)
+
+
+def test_a_coreset_that_misses_a_direction_cannot_be_corrected() -> None:
+    x = torch.randn(500, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows, model = pc.Rows(x, (x[:, 0] > 0).double()), LogisticRegression(3, prior_scale=5.0)
+    one = pc.construct(rows, model=model, method="uniform", size=1)
+    assert pc.sample_posterior(one, model=model, samples=200).corrected(rows).k > 0.7

@@ -135,3 +135,14 @@ def test_a_preset_may_extend_another(tmp_path: Path) -> None:
     write_json(tmp_path / "own.json", [{"extends": "papers"}])
     with pytest.raises(pc.InputError, match="extends"):
         preset(tmp_path / "own.json", "mnist", 10)
+
+
+@pytest.mark.parametrize(("dataset", "ipc"), [("mnist", 1), ("cifar10", 1), ("cifar10", 10), ("svhn", 50)])
+def test_a_method_is_sampled_as_it_was_built_and_not_as_the_preset_s_own(dataset: str, ipc: int) -> None:
+    chosen = preset("paper", dataset, ipc)
+    sampled = chosen.sampling_by(method="cd")
+    assert (sampled["sampler"], sampled["step_size"], sampled.get("mixed_kinds", False)) == ("langevin", 0.1, False)
+    own = chosen.sampling_by(method="bptt")
+    assert own["sampler"] == ("langevin" if (dataset, ipc) == ("cifar10", 1) else "sghmc")
+    assert own["mixed_kinds"] == chosen.construction_for("bptt")["mixed_kinds"]
+    assert chosen.sampling_by("sghmc", "cd")["sampler"] == "sghmc"

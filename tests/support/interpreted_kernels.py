@@ -449,6 +449,7 @@ if __name__ == "__main__":
         "condensation": [
             check_condensation(DistributionMatching(batch_size=2)),
             check_condensation(GradientMatching(matches=2, epochs=2, batch_size=2)),
+            check_condensation(GradientMatching(matches=2, epochs=2, batch_size=2, gradient="differences:radius=0.1")),
             check_condensation(FeatureAlignment(batch_size=2, watched_images=1, most_epochs=1)),
         ],
         "noise": check_noise(0.9),

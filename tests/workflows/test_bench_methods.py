@@ -69,6 +69,8 @@ def test_a_method_that_fails_is_a_row(bpc: Invoke, monkeypatch: pytest.MonkeyPat
         raise torch.OutOfMemoryError("no more")
 
     monkeypatch.setattr(bench, "_in_clean_process", out_of_memory)
+    table = bpc("bench", "--methods", "ld", "--ipc", "1", "--device", "cpu").stdout
+    assert "ld (labels learned), ipc 1" in table
     result = bpc("bench", "--methods", "cd,gm", "--ipc", "1,10", "--device", "cpu", "--json")
     assert result.exit_code == 3
     rows = json.loads(result.stdout)["rows"]

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import pseudocoresets as pc
 from pseudocoresets._cli.posterior import parse_sizes, posterior
-from pseudocoresets.core.errors import FileFormatError, InputError
+from pseudocoresets.core.errors import DivergenceError, FileFormatError, InputError
 from pseudocoresets.core.gaussian import kl_divergence
 from pseudocoresets.core.points import Rows
 from pseudocoresets.data.tables import ParquetData, load_posterior_data
@@ -195,14 +195,39 @@ def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
         "--methods",
         "moments,uniform",
     ]
-    common += ["--sizes", "4", "--draws", "60", "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out")]
-    table = CliRunner().invoke(app, common)
+    common += ["--sizes", "4", "--draws", "60", "--cache", str(tmp_path / "cache")]
+    table = CliRunner().invoke(app, [*common, "--jobs", "1", "--out", str(tmp_path / "out")])
     assert table.exit_code == 0, table.output
     assert "noise floor" in table.output
-    result = CliRunner().invoke(app, [*common, "--json"])
-    document = json.loads(result.stdout)
+    result = CliRunner().invoke(app, [*common, "--jobs", "2", "--json", "--out", str(tmp_path / "other")])
+    document, alone = json.loads(result.stdout), json.loads((tmp_path / "out" / "posterior.json").read_text())
     assert {row["method"] for row in document["rows"]} == {"moments", "uniform"}
     assert document["rows"][0]["distances"]["kl_full_coreset"] < 1e-3
+    assert document["rows"][0]["returned"] == "own"
+    assert [row["distances"] for row in document["rows"]] == [row["distances"] for row in alone["rows"]]
+
+
+def test_the_command_ends_with_status_3_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> pc.Coreset:
+        raise DivergenceError("It went astray.")
+
+    monkeypatch.setattr(study_module, "construct", failing)
+    app = typer.Typer()
+    app.command()(posterior)
+    words = "--data synthetic --model linear --points 60 --dimension 2 --methods uniform --sizes 4 --draws 60 --jobs 1"
+    options = [*words.split(), "--cache", str(tmp_path), "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 3
+    assert "uniform 4, seed 0, failed: It went astray." in " ".join(result.output.split())
+
+
+def test_several_processes_need_a_folder_and_a_model_that_can_be_sent() -> None:
+    data = load_posterior_data("synthetic", "linear", points=60, dimension=2)
+    with pytest.raises(InputError, match="needs a folder"):
+        run_study(data, ["uniform"], [2], **SHORT, jobs=2)
+    own = pc.FunctionModel(lambda theta, x, y: -(y - x @ theta).square(), lambda theta: -theta.square().sum(), 3)
+    with pytest.raises(InputError, match="cannot be sent to another process"):
+        run_study(replace(data, model=own), ["uniform"], [2], **SHORT, jobs=2)
 
 
 def test_sizes_are_numbers() -> None:

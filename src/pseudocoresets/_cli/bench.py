@@ -14,6 +14,7 @@ from pseudocoresets._cli.output import print_json, print_table
 from pseudocoresets._cli.process import say
 from pseudocoresets._io.files import require_writable, write_json
 from pseudocoresets.core.errors import InputError
+from pseudocoresets.evaluation.report import method_title
 from pseudocoresets.workflows.bench import Measurement, run_bench
 from pseudocoresets.workflows.bench_methods import Cost, MethodCost, bench_methods
 from pseudocoresets.workflows.bench_plot import save_bench_plot
@@ -131,7 +132,7 @@ def _method_document(name: str, rows: Sequence[MethodCost]) -> dict[str, object]
 
 
 def _method_cells(row: MethodCost) -> list[str]:
-    title = f"{row.method}, ipc {row.ipc}"
+    title = f"{method_title(row.method, row.labels_learned)}, ipc {row.ipc}"
     if row.ours is None:
         return [title, "failed", *[""] * (len(METHOD_COLUMNS) - 2)]
     return [

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from pseudocoresets._cli import options as o
+from pseudocoresets._cli.compare import A_METHOD_FAILED
 from pseudocoresets._cli.output import print_json, print_table
 from pseudocoresets._io.files import require_writable_folder
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.progress import for_stream
 from pseudocoresets.data.tables import MODEL_NAMES, load_posterior_data
-from pseudocoresets.workflows.study import Study, StudyRow, full_predictive, run_study
+from pseudocoresets.workflows.parallel import cores
+from pseudocoresets.workflows.study import COLUMNS, run_study
 
 SMALL_DATA = 200_000
 """Points times parameters; below, the work is in small products that one thread does best."""
 LARGEST_SIZE = 1_000_000
-COLUMNS = (
-    "",
-    "KL f||c",
-    "KL c||f",
-    "mean",
-    "sd",
-    "MMD",
-    "SW",
-    "held-out",
-    "build s",
-    "ms/draw",
-    "faster",
-)
 
 
 def posterior(
@@ -58,11 +48,17 @@ def posterior(
     ] = 1,
     out: Annotated[Path | None, typer.Option("--out", help="Folder; default runs/posterior-DATA.")] = None,
     cache: Annotated[Path, typer.Option("--cache", help="Folder of reference posteriors.")] = Path(".cache/posterior"),
-    demo: Annotated[bool, typer.Option("--demo", help="A small study that takes less than a minute.")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="A small study that takes less than 20 seconds.")] = False,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", min=1, max=1024, help="Processes; default: one per core for small data.")
+    ] = None,
     seed: o.Seed = 0,
     json: o.AsJson = False,
 ) -> None:
     """Build coresets for a model whose posterior is known and measure their distance to it.
+
+    Finished coresets are kept in the folder and not computed again; a method that fails is reported in the table, and
+    the status is then 3.
 
     Example: bpc posterior --data wine --methods moments,giga,uniform --sizes 5,20,50
     """
@@ -74,15 +70,30 @@ def posterior(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if seeds < 1 or draws < 4:
         raise InputError("Ask for at least one seed and four draws.")
-    wanted = range(seed, seed + seeds)
-    with threads_for((len(loaded.rows), loaded.model.size), SMALL_DATA):
-        study = run_study(loaded, names, parse_sizes(sizes), wanted, draws, cache=cache, progress=for_stream())
-    folder = study.save(out or Path("runs") / f"posterior-{loaded.name.replace('.', '-')}")
+    wanted, shape = range(seed, seed + seeds), (len(loaded.rows), loaded.model.size)
+    jobs = jobs or (cores() if math.prod(shape) <= SMALL_DATA else 1)
+    folder = out or Path("runs") / f"posterior-{loaded.name.replace('.', '-')}"
+    with threads_for(shape, SMALL_DATA):
+        study = run_study(
+            loaded,
+            names,
+            parse_sizes(sizes),
+            wanted,
+            draws,
+            cache=cache,
+            progress=for_stream(),
+            folder=folder,
+            jobs=jobs,
+        )
+    study.save(folder)
     if json:
         print_json(study.as_json() | {"folder": str(folder)})
     else:
-        _print(study)
-        typer.echo(f"Wrote {folder / 'posterior.json'}, {folder / 'distance.png'} and the coresets.")
+        print_table(study.title, COLUMNS, study.cells(), "\n".join(study.notes))
+        drawn = f", {folder / 'distance.png'} and the coresets" if study.coresets else ""
+        typer.echo(f"Wrote {folder / 'posterior.json'}{drawn}.")
+    if any(row.failure is not None for row in study.rows):
+        raise typer.Exit(A_METHOD_FAILED)
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -94,35 +105,3 @@ def parse_sizes(text: str) -> list[int]:
     if sizes and sizes[-1] > LARGEST_SIZE:
         raise InputError(f"A coreset (--sizes) has at most {LARGEST_SIZE:,} points; got {sizes[-1]:.4g}.")
     return sizes
-
-
-def _print(study: Study) -> None:
-    data, reference, floor = study.data, study.reference, study.noise_floor
-    rows = [_cells(study, row) for row in study.rows]
-    rows.append(["noise floor", *_numbers(floor), "", f"{1000 * reference.seconds_per_draw:.2f}", "1"])
-    fits = "closed form" if reference.exact else "between Gaussian fits"
-    caption = (
-        "KL of full (f) and coreset (c) both ways, relative errors of mean and sd, maximum mean discrepancy, sliced "
-        "Wasserstein distance, held-out log-likelihood, time to build, NUTS time per draw and how much faster that "
-        "is than on all data. Noise floor: two independent runs of the reference. "
-        f"KL {fits}; reference: {len(reference.draws)} NUTS draws in {reference.seconds:.1f} s, "
-        f"R-hat {reference.r_hat:.3f}; "
-        f"held-out log-likelihood of the full posterior {full_predictive(data, reference):.4f}."
-    )
-    title = f"{data.name}: {data.model_name}, n = {len(data.rows)}, {data.model.size} parameters"
-    print_table(title, COLUMNS, rows, caption)
-
-
-def _cells(study: Study, row: StudyRow) -> list[str]:
-    name = f"{row.method} {row.size}"
-    if row.distances is None:
-        return [name, f"failed: {row.failure}", *[""] * (len(COLUMNS) - 2)]
-    times = [f"{row.build_seconds:.2f}", f"{1000 * row.seconds_per_draw:.2f}", f"{study.speed_up(row):.1f}x"]
-    return [name, *_numbers(row.distances), *times]
-
-
-def _numbers(distances: object) -> list[str]:
-    names = ("kl_full_coreset", "kl_coreset_full", "mean_error", "deviation_error", "mmd", "sliced_wasserstein")
-    cells = [f"{getattr(distances, name):.3g}" for name in names]
-    held_out = getattr(distances, "held_out_log_likelihood", None)
-    return [*cells, "" if held_out is None else f"{held_out:.4f}"]

@@ -16,12 +16,14 @@ from pseudocoresets._io.files import finite_fields
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.targets import all_points
-from pseudocoresets.methods import FrankWolfe, Giga, Problem, Uniform
+from pseudocoresets.methods import FrankWolfe, Giga, Method, Problem, Solver, Uniform
 from pseudocoresets.methods.selection.hilbert import hilbert_coreset
 from pseudocoresets.methods.solver import full_data, yardstick_of
 
 OWN, START, EVERYTHING = "own", "start", "all data"
 WAY_BACK = (0.5, 0.25, 0.125)
+CLEARLY = 0.98
+"""The share of a divergence that is less by more than the noise of the measurement."""
 CHECKED = "checked"
 """Where a coreset's configuration says what was measured."""
 
@@ -37,9 +39,9 @@ class Safeguard:
     _best: tuple[str, Points] | None = None
 
     def offer(self, name: str, points: Points) -> None:
-        """Measure a candidate; one that is no nearer than those before it is forgotten."""
+        """Measure a candidate; one that is not clearly nearer than those before it is forgotten."""
         self.divergences[name] = yardstick_of(self.problem).divergence(points)
-        if self._best is None or self.divergences[name] < self.divergences[self._best[0]]:
+        if self._best is None or self.divergences[name] < CLEARLY * self.divergences[self._best[0]]:
             self._best = name, points
 
     def offer_way_back(self, start: Points, end: Points) -> None:
@@ -63,6 +65,11 @@ class Safeguard:
         """Which one is the nearest, and what was measured, in nats."""
         returned = None if self._best is None else self._best[0]
         return {"returned": returned, "kl": finite_fields(self.divergences)}
+
+
+def is_baseline(method: Method) -> bool:
+    """Whether others are measured against it, and it is not measured itself."""
+    return isinstance(method, Solver) and method.is_baseline
 
 
 def simple_coresets(problem: Problem, size: int, seed: int) -> Iterator[tuple[str, Points]]:

@@ -16,6 +16,8 @@ from pseudocoresets.core.points import FullData, Points, unit_weights
 
 Array: TypeAlias = NDArray[np.float64]
 
+AT_ONCE = 4_000_000
+"""Log-likelihoods that are held in memory."""
 LARGEST_COPIED = 2_000_000
 """Numbers in a design matrix of which a whitened copy is made."""
 
@@ -35,6 +37,20 @@ class LinearPredictor(DifferentiatedModel, Protocol):
 def posterior_target(model: Model, points: Points) -> Target:
     """U(theta) = - sum_i w_i log p(y_i | x_i, theta) - log pi0(theta) at temperature one."""
     return Energy(model, 1).target(points.x, points.y, points.weights)
+
+
+def log_likelihoods(model: Model, theta: Tensor, points: Points) -> Tensor:
+    """sum_i w_i log p(y_i | x_i, theta_s) for each of many theta (draws, size), in parts that fit in memory."""
+    parts = theta.split(max(1, AT_ONCE // len(points)))
+    return torch.cat([model.log_likelihood(part, points.x, points.y) @ points.weights for part in parts])
+
+
+def full_log_likelihoods(model: Model, theta: Tensor, data: FullData) -> Tensor:
+    """The same over all the data, each of weight one; one pass."""
+    total = torch.zeros(len(theta), dtype=theta.dtype)
+    for x, y in data.batches():
+        total += log_likelihoods(model, theta, Points(x, y, unit_weights(x)))
+    return total
 
 
 def all_points(data: FullData) -> Points:

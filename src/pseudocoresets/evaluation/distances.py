@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -12,8 +14,16 @@ from pseudocoresets._io.files import finite_fields
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian, kl_divergence
+from pseudocoresets.core.points import AnyRows, FullData, as_rows
 from pseudocoresets.core.seeds import generator_for
+from pseudocoresets.core.targets import full_log_likelihoods, log_likelihoods
+from pseudocoresets.inference.corrected import corrected
+from pseudocoresets.inference.samples import PosteriorSamples
+from pseudocoresets.sources.regions import log_evidence
+from pseudocoresets.sources.yardstick import near_divergence
 
+LARGEST_WORK, FEWEST_WITH_DENSITIES = 20_000_000, 200
+"""Log-likelihoods of all the data that are evaluated for one set of draws, and draws that are worth it."""
 SAMPLES_COMPARED = 1000
 """Draws of each posterior that enter the distances between samples, evenly spaced."""
 
@@ -37,10 +47,38 @@ class Distances:
     """Mean log predictive density of held-out data under the coreset's posterior"""
     gaussian_fit: bool = True
     """Whether the two KL divergences rest on Gaussian fits."""
+    kl_by_draws: float | None = None
+    """KL(full || coreset) without Gaussian fits, by draws of both posteriors and their densities"""
+    pareto_k: float | None = None
+    """Shape of the tail of the importance ratios full / coreset at the coreset's draws, which needs no reference; above
+    0.7 the coreset's posterior is too far away to be corrected"""
+
+    @property
+    def disagreement(self) -> str | None:
+        """In plain words, that the divergence of Gaussian fits is not that of the posteriors, if so."""
+        if not self.gaussian_fit or self.kl_by_draws is None:
+            return None
+        gap, larger = abs(self.kl_by_draws - self.kl_full_coreset), max(self.kl_by_draws, self.kl_full_coreset)
+        if gap > 0.1 and gap > 0.5 * larger:
+            return (
+                f"KL is {self.kl_full_coreset:.3g} between Gaussian fits and {self.kl_by_draws:.3g} by draws: "
+                "the posteriors are no Gaussians, trust the latter"
+            )
+        if self.pareto_k is not None and self.pareto_k > 1 and larger < 0.1:
+            return f"KL is {larger:.3g}, but Pareto k {self.pareto_k:.2f}: the coreset's posterior lacks a tail"
+        return None
 
     def as_json(self) -> dict[str, Any]:
         """The fields, with ``None`` for what is not finite, which JSON does not know."""
         return finite_fields(asdict(self))
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Distances:
+        """What :meth:`as_json` gave; a number that was not finite and must be there is not a number."""
+        required = {each.name for each in fields(cls) if each.default is MISSING}
+        found: dict[str, Any] = dict(document)
+        found.update({name: math.nan for name in required if found[name] is None})
+        return cls(**found)
 
 
 @runtime_checkable
@@ -70,6 +108,7 @@ def distance(
     model: Model | None = None,
     held_out: tuple[Tensor, Tensor] | None = None,
     seed: int = 0,
+    data: AnyRows | None = None,
 ) -> Distances:
     """All distances at once; samples are compared in coordinates in which the full posterior is about N(0, I).
 
@@ -77,6 +116,7 @@ def distance(
         samples: The coreset's posterior: samples, draws (draws, size), or a Gaussian.
         reference: The full posterior, likewise.
         model: With ``held_out`` data (x, y), for the predictive density.
+        data: The full data, for what needs densities: KL by draws and Pareto's k, of samples of a coreset of rows.
     """
     full, coreset = _described(reference, seed), _described(samples, seed)
     first, second = full.gaussian, coreset.gaussian
@@ -95,7 +135,34 @@ def distance(
         sliced_wasserstein(full_draws, draws, seed=seed),
         predictive,
         not (full.exact and coreset.exact),
+        *(_by_densities(samples, full, as_rows(data), seed) if data is not None else ()),
     )
+
+
+def _by_densities(samples: Posterior, full: DescribedPosterior, data: FullData, seed: int) -> tuple[float, float]:
+    """KL(full || coreset) by draws, and Pareto's k.
+
+    E_pi[l - l_u] + log Z_u - log Z, with both evidences by bridge sampling, or by draws of pi alone where that is
+    better (:func:`near_divergence`); exact where all is Gaussian.
+    """
+    if not isinstance(samples, PosteriorSamples) or samples.coreset is None:
+        raise InputError("KL by draws needs samples of a coreset of rows; draw them with sample_posterior.")
+    model, points = samples.model, samples.coreset.points
+    count = max(FEWEST_WITH_DENSITIES, min(SAMPLES_COMPARED, LARGEST_WORK // len(data)))
+    k = corrected(thin(samples.draws, count), model, points, data).k
+    if full.exact and samples.exact:
+        return float(kl_divergence(full.gaussian, samples.gaussian)), k
+    draws = thin(full.draws, count)
+    with torch.no_grad():
+        gap = full_log_likelihoods(model, draws, data) - log_likelihoods(model, draws, points)
+    near = near_divergence(torch.full_like(gap, -math.log(len(gap))), gap)
+    if near is not None:
+        return near, k
+    evidences = (
+        log_evidence(draws, lambda theta: full_log_likelihoods(model, theta, data) + model.log_prior(theta), seed),
+        log_evidence(samples.draws, lambda theta: log_likelihoods(model, theta, points) + model.log_prior(theta), seed),
+    )
+    return float(gap.mean()) + evidences[1] - evidences[0], k
 
 
 class _Described(NamedTuple):

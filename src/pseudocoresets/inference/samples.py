@@ -14,8 +14,10 @@ from pseudocoresets.core.devices import device_memory_error
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
+from pseudocoresets.core.points import AnyRows, as_rows
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.transforms import InputTransform
+from pseudocoresets.inference.corrected import CorrectedSamples, corrected
 from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network
@@ -75,6 +77,16 @@ class PosteriorSamples:
         if not isinstance(self.model, Classifier):
             raise InputError(f"These samples are of {type(self.model).__name__}, which is no network.")
         return self.model.network
+
+    def corrected(self, data: AnyRows) -> CorrectedSamples:
+        """These draws with weights from the full ``data``, for expectations that are right in the limit; one pass.
+
+        Example:
+            samples.corrected(rows).expectation(lambda theta: theta)
+        """
+        if self.coreset is None or self.coreset.holds_images:
+            raise InputError("Only samples of a coreset of rows can be corrected; draw them with sample_posterior.")
+        return corrected(self.draws, self.model, self.coreset.points, as_rows(data))
 
     def predict(self, images: Tensor) -> Tensor:
         """Class probabilities (chains, samples, n, classes) for raw images (n, channels, height, width)."""

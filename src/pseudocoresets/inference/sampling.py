@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -90,14 +91,9 @@ def sample_posterior(
     if model is not None or not coreset.holds_images:
         if model is None:
             raise InputError("A coreset of rows has the posterior of a model: give it as model=...")
-        return sample_model_posterior(
-            coreset.points,
-            model,
-            sampler or "nuts",
-            MODEL_CHAINS if chains is None else chains,
-            progress=progress,
-            **settings,
-        )
+        chains = MODEL_CHAINS if chains is None else chains
+        drawn = sample_model_posterior(coreset.points, model, sampler or "nuts", chains, progress=progress, **settings)
+        return replace(drawn, coreset=coreset)
     if start not in PROTOCOLS:
         raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{start}'.")
     own = presets.preset(preset, coreset.source, max(1, round(coreset.images_per_class)))

@@ -66,7 +66,7 @@ def fit_pareto(exceedances: Array) -> tuple[float, float]:
     if x[-1] <= 1e-300 or x[-1] - x[0] <= 1e-14 * x[-1]:
         return -math.inf, 0.0
     count, points = len(x), 30 + int(math.sqrt(len(x)))
-    quartile = max(x[int(count / 4 + 0.5) - 1], 1e-12 * x[-1])
+    quartile = max(x[int(count / 4 + 0.5) - 1], 1e-280)
     grid = 1 / x[-1] + (1 - np.sqrt(points / (np.arange(points) + 0.5))) / (3 * quartile)
     grid = grid[np.abs(grid) > 1e-300]
     shapes = np.log1p(-grid[:, None] * x).mean(1)

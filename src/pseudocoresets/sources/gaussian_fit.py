@@ -21,13 +21,14 @@ from torch import Tensor
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import Gaussian, cholesky
 from pseudocoresets.core.points import FullData, Points, unit_weights
-from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.seeds import Randomness, generator_for
 from pseudocoresets.core.source import Draw
 from pseudocoresets.models.expectation import Expectation, SmoothModel, check_data
 
 if TYPE_CHECKING:
     from pseudocoresets.sources.yardstick import Yardstick
 
+MORE_STARTS = 3
 POINT_SCALE = 1e-4
 """Standard deviation, in units of the prior's or a posterior's, of the Gaussian that stands for a single point."""
 
@@ -89,13 +90,13 @@ def find_mode(
     grad U^T H^-1 grad U / 2, which is about the distance to the minimum in nats, is below ``tolerance``.
     """
     point, damping = start, 0.0
-    here = expected_log_joint(model, _nearly_a_point(point), data)
+    here = expected_log_joint(model, nearly_a_point(point), data)
     for _ in range(steps):
         step = _damped_step(-here.hessian, here.gradient, damping)
         decrement = 0.5 * float(here.gradient @ step)
         if damping == 0.0 and decrement < tolerance:
             break
-        there = expected_log_joint(model, _nearly_a_point(point + step), data)
+        there = expected_log_joint(model, nearly_a_point(point + step), data)
         if bool(torch.isfinite(there.value)) and there.value > here.value - 1e-12 * here.value.abs():
             point, here, damping = point + step, there, 0.0 if damping < 1e-3 else damping / 10
         else:
@@ -120,8 +121,7 @@ def fit_gaussian(
     if model.has_gaussian_posterior:
         return _exact(model, data)
     if q is None:
-        origin = torch.zeros(model.size, dtype=torch.float64)
-        q = find_mode(model, data, origin)
+        q = _first_mode(model, data)
     here = expected_log_joint(model, q, data)
     bound = here.value + q.entropy
     for _ in range(steps):
@@ -135,10 +135,21 @@ def fit_gaussian(
     return q
 
 
+def _first_mode(model: SmoothModel, data: FullData | Points) -> Gaussian:
+    """A mode near the origin; where that is a saddle, as of exchangeable components, near a few other points."""
+    starts = torch.randn(MORE_STARTS, model.size, generator=generator_for(0, "starts near the origin")).double()
+    for start in (torch.zeros(model.size, dtype=torch.float64), *starts):
+        try:
+            return find_mode(model, data, start)
+        except DivergenceError as error:
+            failure = error
+    raise failure
+
+
 def _exact(model: SmoothModel, data: FullData | Points) -> Gaussian:
     """The posterior of a model whose log-joint is quadratic in theta: one Newton step from anywhere."""
     origin = torch.zeros(model.size, dtype=torch.float64)
-    here = expected_log_joint(model, _nearly_a_point(origin), data)
+    here = expected_log_joint(model, nearly_a_point(origin), data)
     factor = cholesky(-here.hessian, "The posterior's precision")
     return Gaussian(torch.cholesky_solve(here.gradient[:, None], factor)[:, 0], torch.cholesky_inverse(factor))
 
@@ -163,7 +174,8 @@ def _raise_bound(
     return None
 
 
-def _nearly_a_point(point: Tensor) -> Gaussian:
+def nearly_a_point(point: Tensor) -> Gaussian:
+    """A Gaussian so narrow that averages over it are values at the point."""
     return Gaussian(point, POINT_SCALE**2 * torch.eye(len(point), dtype=point.dtype))
 
 

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import Gaussian, kl_divergence
-from pseudocoresets.core.points import FullData, Points, unit_weights
+from pseudocoresets.core.points import FullData, Points
+from pseudocoresets.core.targets import full_log_likelihoods, log_likelihoods
 from pseudocoresets.kernels.pareto import LARGEST_K, pareto_smoothed
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.sources.gaussian_fit import fit_gaussian
@@ -34,10 +35,10 @@ LARGEST_WORK = 40_000_000
 """Log-likelihoods that are evaluated for a yardstick: draws times data."""
 WIDER = 1.1
 """How much larger the covariance of a proposal is than that of the Gaussian nearest to its target."""
-LARGEST_NEAR = 0.5
+LARGEST_NEAR = 0.2
 """Nats up to which a divergence may be found by draws of pi alone."""
-AT_ONCE = 4_000_000
-"""Log-likelihoods that are held in memory."""
+NEARLY_EQUAL = 0.9
+"""E[r]^2 / E[r^2] above which weights r are so equal that the shape of their tail does not matter."""
 
 
 class WeightedDraws(NamedTuple):
@@ -83,6 +84,10 @@ class Yardstick:
         """Other draws, by which the result of a search is judged."""
         return self._drawn(1)
 
+    def prepare(self) -> None:
+        """Draw now what would be drawn when first needed."""
+        _ = self.learning, self.judging
+
     def divergence(self, points: Points) -> float:
         """An estimate of KL(pi || pi_u) in nats; infinite where pi_u has no nearest Gaussian."""
         try:
@@ -94,44 +99,30 @@ class Yardstick:
 
     def near(self, points: Points, draws: WeightedDraws) -> Tensor:
         """E_pi[Delta] + log E_pi[exp(-Delta)] over these draws, differentiable in the points."""
-        gap = draws.log_likelihood - self._log_likelihood(draws.theta, points)
-        return _near(draws.log_weights, gap)
+        return _near(draws.log_weights, draws.log_likelihood - log_likelihoods(self.model, draws.theta, points))
 
     def overlaps(self, points: Points, draws: WeightedDraws) -> bool:
         """Whether :meth:`near` can be trusted."""
-        return self._near_if_trusted(points, draws) is not None
-
-    def _near_if_trusted(self, points: Points, draws: WeightedDraws) -> float | None:
-        """:meth:`near` where it is small and the weights that lead on from pi to pi_u have no heavy tail.
-
-        Draws of pi cannot see how much wider pi_u is, but then the fit of the tail does not see it either.
-        """
         with torch.no_grad():
-            gap = draws.log_likelihood - self._log_likelihood(draws.theta, points)
-            value = float(_near(draws.log_weights, gap))
-        trusted = value <= LARGEST_NEAR and pareto_smoothed(draws.log_weights - gap).k <= LARGEST_K
-        return value if trusted else None
+            gap = draws.log_likelihood - log_likelihoods(self.model, draws.theta, points)
+        return near_divergence(draws.log_weights, gap) is not None
 
     def _divergence(self, points: Points) -> float:
         draws = self.judging
         if draws is None:
             return float(kl_divergence(self.q, fit_gaussian(self.model, points)))
-        value = self._near_if_trusted(points, draws)
+        gap = draws.log_likelihood - log_likelihoods(self.model, draws.theta, points)
+        value = near_divergence(draws.log_weights, gap)
         if value is not None:
             return value
-        gap = draws.log_likelihood - self._log_likelihood(draws.theta, points)
         return float(draws.log_weights.exp() @ gap + self._log_evidence(points) - draws.log_evidence)
 
     def _log_evidence(self, points: Points) -> Tensor:
         """log Z_u, by draws of the Gaussian nearest to pi_u."""
         wide = _widened(fit_gaussian(self.model, points))
         theta = _normal_draws(wide, DRAWS, self.seed)
-        log_joint = self._log_likelihood(theta, points) + self.model.log_prior(theta)
+        log_joint = log_likelihoods(self.model, theta, points) + self.model.log_prior(theta)
         return torch.logsumexp(log_joint - wide.log_density(theta), 0) - math.log(len(theta))
-
-    def _log_likelihood(self, theta: Tensor, points: Points) -> Tensor:
-        parts = theta.split(max(1, AT_ONCE // len(points)))
-        return torch.cat([self.model.log_likelihood(part, points.x, points.y) @ points.weights for part in parts])
 
     def _drawn(self, stream: int) -> WeightedDraws | None:
         if self.model.has_gaussian_posterior or not self.draws:
@@ -139,18 +130,25 @@ class Yardstick:
         wide = _widened(self.q)
         theta = _normal_draws(wide, self.draws, 2 * self.seed + stream)
         with torch.no_grad():
-            log_likelihood = self._full_log_likelihood(theta)
+            log_likelihood = full_log_likelihoods(self.model, theta, self.data)
             ratios = log_likelihood + self.model.log_prior(theta) - wide.log_density(theta)
         weights = pareto_smoothed(ratios)
         log_evidence = torch.logsumexp(ratios, 0) - math.log(len(theta))
         found = WeightedDraws(theta, log_likelihood, weights.log_weights, log_evidence, weights.k)
         return found if found.trusted else None
 
-    def _full_log_likelihood(self, theta: Tensor) -> Tensor:
-        total = torch.zeros(len(theta), dtype=theta.dtype)
-        for x, y in self.data.batches():
-            total += self._log_likelihood(theta, Points(x, y, unit_weights(x)))
-        return total
+
+def near_divergence(log_weights: Tensor, gap: Tensor) -> float | None:
+    """KL(pi || pi_u) from ``gap`` = l - l_u at weighted draws of pi, where that can be trusted.
+
+    It can where it is small and the weights r = exp(-gap) that lead on from pi to pi_u are nearly equal or have no
+    heavy tail. (Draws of pi cannot see how much wider pi_u is, and then the fit of the tail does not see it either.)
+    """
+    value = float(_near(log_weights, gap))
+    if not value <= LARGEST_NEAR:
+        return None
+    share = torch.exp(2 * torch.logsumexp(log_weights - gap, 0) - torch.logsumexp(log_weights - 2 * gap, 0))
+    return value if float(share) > NEARLY_EQUAL or pareto_smoothed(log_weights - gap).k <= LARGEST_K else None
 
 
 def _near(log_weights: Tensor, gap: Tensor) -> Tensor:

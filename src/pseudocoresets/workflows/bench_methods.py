@@ -101,6 +101,7 @@ class MethodCost:
     paper_updates: int = 1
     """Updates of the images in one of the paper's iterations."""
     paper_memory_gb: float | None = None
+    labels_learned: bool = False
     failure: str | None = None
 
     @property
@@ -109,6 +110,13 @@ class MethodCost:
         if self.ours is None or self.published is None:
             return None
         return self.published.seconds / self.ours.seconds
+
+    @property
+    def paper(self) -> Cost | None:
+        """The paper's cost of one update."""
+        if self.paper_seconds is None or self.paper_memory_gb is None:
+            return None
+        return Cost(self.paper_seconds / self.paper_updates, round(1e9 * self.paper_memory_gb))
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"times_faster": self.times_faster}
@@ -152,9 +160,9 @@ def _row(name: str, ipc: int, device: str, precision: str, scale: Scale) -> Meth
             failures.append(f"{'published loop: ' if published else ''}{reason(error)}")
     seconds, memory = paper_cost(PAPERS_DATA, ipc, name)
     as_in_paper = build_gradient_method(name, presets.preset("paper", PAPERS_DATA, ipc).method_options(name))
-    updates = updates_per_network(as_in_paper)
+    updates, learned = updates_per_network(as_in_paper), as_in_paper.learns_labels
     failure = " ".join(failures) or None
-    return MethodCost(name, ipc, costs[False], costs[True], seconds, updates, memory, failure)
+    return MethodCost(name, ipc, costs[False], costs[True], seconds, updates, memory, learned, failure)
 
 
 def _in_clean_process(function: Callable[[MethodCell], Cost], cell: MethodCell) -> Cost:

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pseudocoresets._io.files import replacing
 
 if TYPE_CHECKING:
-    from pseudocoresets.workflows.bench_methods import MethodCost
+    from pseudocoresets.workflows.bench_methods import Cost, MethodCost
+
+MARKERS = "os^vDP*X"
+COLOURS = 10
+
+
+class Side(NamedTuple):
+    """Who was measured, and how that is drawn."""
+
+    cost: Callable[[MethodCost], Cost | None]
+    line: str
+    fill: str
+
+
+SIDES = (
+    Side(lambda row: row.ours, "-", "full"),
+    Side(lambda row: row.published, "--", "none"),
+    Side(lambda row: row.paper, ":", "left"),
+)
+MEANING = "dashed, hollow: the published loop here; dotted, half filled: the paper's figures, of its own device"
 
 
 def save_bench_plot(rows: Sequence[MethodCost], title: str, path: str | os.PathLike[str]) -> None:
-    """Peak memory beside seconds per update; published loops are dashed, the paper's figures dotted."""
+    """Peak memory beside seconds per update, for each method and side."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -21,33 +40,19 @@ def save_bench_plot(rows: Sequence[MethodCost], title: str, path: str | os.PathL
     memory, seconds = figure.subplots(1, 2)
     for number, name in enumerate(dict.fromkeys(row.method for row in rows)):
         own = [row for row in rows if row.method == name]
-        colour = f"C{number % 10}"
-        marker = "os^vDP*X"[number // 10 % 8]
-        _line(memory, own, lambda row: row.ours and row.ours.peak_memory / 1e9, name, f"{marker}-", colour)
-        _line(memory, own, lambda row: row.published and row.published.peak_memory / 1e9, "", f"{marker}--", colour)
-        _line(memory, own, lambda row: row.paper_memory_gb, "", f"{marker}:", colour)
-        _line(seconds, own, lambda row: row.ours and row.ours.seconds, "", f"{marker}-", colour)
-        _line(seconds, own, lambda row: row.published and row.published.seconds, "", f"{marker}--", colour)
-        _line(
-            seconds,
-            own,
-            lambda row: row.paper_seconds and row.paper_seconds / row.paper_updates,
-            "",
-            f"{marker}:",
-            colour,
-        )
+        look: dict[str, Any] = {"color": f"C{number % COLOURS}", "marker": MARKERS[number // COLOURS % len(MARKERS)]}
+        for side in SIDES:
+            costs = {row.ipc: cost for row in own if (cost := side.cost(row)) is not None}
+            drawn = {**look, "linestyle": side.line, "fillstyle": side.fill}
+            label = name if side is SIDES[0] else None
+            memory.plot(list(costs), [cost.peak_memory / 1e9 for cost in costs.values()], label=label, **drawn)
+            seconds.plot(list(costs), [cost.seconds for cost in costs.values()], **drawn)
     sizes = sorted({row.ipc for row in rows})
     for axes, quantity in ((memory, "peak memory, GB"), (seconds, "seconds per update of the images")):
         axes.set(xscale="log", yscale="log", xlabel="images per class", ylabel=quantity)
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.minorticks_off()
     figure.legend(loc="outside right center", fontsize=8)
-    figure.suptitle(f"{title} (dashed: the published loop here; dotted: the paper's figures, of its own device)")
+    figure.suptitle(f"{title} ({MEANING})", fontsize=10)
     with replacing(path) as temporary, temporary.open("wb") as file:
         FigureCanvasAgg(figure).print_png(file)
-
-
-def _line(axes: Any, rows: Sequence[MethodCost], value: Any, label: str, style: str, colour: str) -> None:
-    found = [(row.ipc, value(row)) for row in rows if value(row)]
-    if found:
-        axes.plot(*zip(*found, strict=True), style, color=colour, label=label or None)

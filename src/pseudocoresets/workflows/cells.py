@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -26,6 +27,7 @@ from pseudocoresets.core.errors import FileFormatError, PseudocoresetsError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.coreset import library_versions
+from pseudocoresets.workflows.parallel import Mapper
 
 Document = Mapping[str, Any]
 """What is known of a cell, as JSON holds it."""
@@ -79,15 +81,17 @@ def run_cells(
     judge: Judge[C],
     progress: Progress | None = None,
     affordable: Callable[[C], bool] = lambda cell: True,
+    mapper: Mapper = map,
 ) -> Iterator[Outcome[C]]:
     """Every cell in turn, as soon as it is there; only an interrupt ends the loop before the last one.
 
-    A cell that is not ``affordable`` when its turn comes is left out.
+    A cell that is not ``affordable`` when its turn comes is left out. ``mapper`` may compute cells in other processes;
+    what the judge keeps to itself then stays there.
     """
     with task(progress or Silent(), "coresets", len(cells)) as shown:
-        for cell in filter(affordable, cells):
-            yield _attempt(cell, judge)
-            shown.advance(note=str(cell))
+        for outcome in mapper(partial(_attempt, judge=judge), filter(affordable, cells)):
+            yield outcome
+            shown.advance(note=str(outcome.cell))
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 

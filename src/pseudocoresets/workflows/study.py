@@ -7,17 +7,18 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from pseudocoresets._io.files import write_json
 from pseudocoresets.construction import construct
+from pseudocoresets.construction.safeguard import CHECKED, OWN, is_baseline
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.fingerprint import fingerprint
-from pseudocoresets.core.progress import Progress
+from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import derive_seed
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.tables import PosteriorData
@@ -25,10 +26,12 @@ from pseudocoresets.evaluation.distances import Distances, distance, log_predict
 from pseudocoresets.inference import sample_posterior
 from pseudocoresets.methods import METHODS, build_method
 from pseudocoresets.sources.gaussian_fit import GaussianFit
-from pseudocoresets.sources.reference import ReferenceRun, reference_posterior
+from pseudocoresets.sources.reference import ReferenceRun, reference_posterior, require_agreement
 from pseudocoresets.workflows.cells import Cell, Document, Outcome, as_number, run_cells
+from pseudocoresets.workflows.parallel import processes, require_sendable
 
 CHAINS = 4
+COLUMNS = ("", "KL f||c", "by draws", "KL c||f", "Pareto k", "mean", "sd", "SW", "held-out", "build s", "faster")
 CORESET = "coreset.safetensors"
 
 
@@ -46,11 +49,18 @@ class StudyRow:
     """Of NUTS on the coreset."""
     r_hat: float
     failure: str | None = None
+    returned: str | None = None
+    """What was nearest when the method's coreset was measured: ``own``, or something simpler that took its place."""
+
+    @property
+    def name(self) -> str:
+        """The method and the size, and what took the place of the method's own coreset."""
+        instead = f" = {self.returned}" if self.returned not in (None, OWN) else ""
+        return f"{self.method} {self.size}{instead}"
 
     def as_json(self) -> dict[str, Any]:
-        distances = None if self.distances is None else self.distances.as_json()
-        names = ("method", "size", "seed", "build_seconds", "seconds_per_draw", "r_hat", "failure")
-        return {name: getattr(self, name) for name in names} | {"distances": distances}
+        document = asdict(self)
+        return document | {"distances": None if self.distances is None else self.distances.as_json()}
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,46 @@ class Study:
     def speed_up(self, row: StudyRow) -> float:
         """How many times faster NUTS draws from the coreset's posterior than from the full one."""
         return self.reference.seconds_per_draw / row.seconds_per_draw
+
+    @property
+    def title(self) -> str:
+        data = self.data
+        return f"{data.name}: {data.model_name}, n = {len(data.rows)}, {data.model.size} parameters"
+
+    def cells(self) -> list[list[str]]:
+        """The table as text, under ``COLUMNS``; the last row is the distance between two references."""
+        floor = ["noise floor", *_numbers(self.noise_floor), "", "1"]
+        return [*(self._cells(row) for row in self.rows), floor]
+
+    def _cells(self, row: StudyRow) -> list[str]:
+        if row.distances is None:
+            return [row.name, "failed", *[""] * (len(COLUMNS) - 2)]
+        return [row.name, *_numbers(row.distances), f"{row.build_seconds:.2f}", f"{self.speed_up(row):.1f}x"]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the numbers are, what replaced a method's own coreset, where estimates disagree, and what failed."""
+        reference, fits = self.reference, "closed form" if self.reference.exact else "between Gaussian fits"
+        modes = f" of {reference.modes} modes" if reference.modes > 1 else ""
+        notes = [
+            f"KL of full (f) and coreset (c) both ways {fits}, and KL f||c by draws; Pareto k of c as a proposal for f "
+            "(below 0.7, samples.corrected(data) gives expectations of f); relative errors of mean and sd, sliced "
+            "Wasserstein distance, held-out log-likelihood, time to build, and how much faster NUTS draws than on all "
+            "data. Noise floor: two independent runs of the reference, which must agree.",
+            f"Reference: {len(reference.draws)} NUTS draws{modes} in {reference.seconds:.1f} s, "
+            f"R-hat {reference.r_hat:.3f}; held-out log-likelihood of the full posterior "
+            f"{full_predictive(self.data, reference):.4f}.",
+        ]
+        if any(row.returned not in (None, OWN) for row in self.rows):
+            notes.append(
+                "After '=': what was measured to be nearer than the method's own coreset and returned in its place."
+            )
+        for row in self.rows:
+            if row.failure is not None:
+                notes.append(f"{row.name}, seed {row.seed}, failed: {row.failure}")
+            elif row.distances is not None and row.distances.disagreement is not None:
+                notes.append(f"{row.name}, seed {row.seed}: {row.distances.disagreement}.")
+        return notes
 
     def medians(self, metric: str) -> dict[str, dict[int, float]]:
         """method -> size -> median of a distance over the seeds."""
@@ -87,12 +137,13 @@ class Study:
         }
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write ``posterior.json``, ``distance.png`` and the coresets; returns the folder."""
+        """Write ``posterior.json`` and, of what did not fail, ``distance.png`` and the coresets; returns the folder."""
         from pseudocoresets.workflows.study_plot import save_plot
 
         folder = Path(folder)
         write_json(folder / "posterior.json", self.as_json())
-        save_plot(self, folder / "distance.png")
+        if self.coresets:
+            save_plot(self, folder / "distance.png")
         for cell, coreset in self.coresets.items():
             coreset.save(folder / "coresets" / f"{_label(cell)}.safetensors")
         return folder
@@ -108,6 +159,7 @@ def run_study(
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     folder: str | os.PathLike[str] | None = None,
+    jobs: int = 1,
 ) -> Study:
     """Build every coreset, sample its posterior and measure the distance to the full one.
 
@@ -116,19 +168,45 @@ def run_study(
         warmup: Steps before them; a third as many, at least 150, unless given.
         cache: A folder in which references are kept.
         folder: Where finished coresets are kept, so that a study goes on where an earlier one was stopped.
+        jobs: Processes; with more than one, which need a ``folder``, a script must call this under
+            ``if __name__ == "__main__":``.
     """
     check_request(data, methods, sizes)
+    if jobs > 1:
+        require_sendable(data, "This study's model")
+        if folder is None:
+            raise InputError("A study in several processes (jobs) needs a folder in which they leave their coresets.")
     length = (draws, warmup or max(150, draws // 3))
     fit = GaussianFit(data.model, data.rows)
-    reference, again = (
-        reference_posterior(data.rows, data.model, *length, CHAINS, seed=seed, cache=cache, fit=fit, progress=progress)
-        for seed in (0, 1)
-    )
-    floor = distance(again, reference, data.model, data.held_out)
-    judge = _RowJudge(data, fit, reference, length, None if folder is None else Path(folder))
-    cells = [Cell(*each) for each in itertools.product(methods, sizes, seeds)]
-    rows = tuple(judge.row(outcome) for outcome in run_cells(cells, judge, progress))
+    began = time.perf_counter()
+    fit.yardstick.prepare()
+    price = time.perf_counter() - began
+    with processes(jobs) as mapper:
+        references = partial(_reference, data, length, cache, fit)
+        with task(progress or Silent(), "reference posterior, twice", 2) as shown:
+            reference, again = _advancing(mapper(references, (0, 1)), shown)
+        require_agreement(reference, again)
+        floor = distance(again, reference, data.model, data.held_out)
+        judge = _RowJudge(data, fit, reference, length, None if folder is None else Path(folder), price)
+        cells = [Cell(*each) for each in itertools.product(methods, sizes, seeds)]
+        rows = tuple(judge.row(outcome) for outcome in run_cells(cells, judge, progress, mapper=mapper))
     return Study(data, reference, floor, rows, judge.coresets)
+
+
+def _reference(
+    data: PosteriorData,
+    length: tuple[int, int],
+    cache: str | os.PathLike[str] | None,
+    fit: GaussianFit,
+    seed: int,
+) -> ReferenceRun:
+    return reference_posterior(data.rows, data.model, *length, CHAINS, seed=seed, cache=cache, fit=fit)
+
+
+def _advancing(items: Iterable[ReferenceRun], shown: Progress) -> Iterator[ReferenceRun]:
+    for item in items:
+        shown.advance()
+        yield item
 
 
 def check_request(data: PosteriorData, methods: Sequence[str], sizes: Sequence[int]) -> None:
@@ -155,6 +233,8 @@ class _RowJudge:
     reference: ReferenceRun
     length: tuple[int, int]
     root: Path | None
+    price: float
+    """Seconds for what every coreset but the simplest needs to know of the full posterior."""
     coresets: dict[Cell, Coreset] = field(default_factory=dict)
 
     def folder(self, cell: Cell) -> Path | None:
@@ -170,7 +250,8 @@ class _RowJudge:
     def measure(self, cell: Cell) -> Document:
         method, size, seed = cell
         data, (draws, warmup) = self.data, self.length
-        price = self.fit.seconds if build_method(method).needs_source else 0.0
+        built = build_method(method)
+        price = self.price if built.needs_source or not is_baseline(built) else 0.0
         began = time.perf_counter()
         coreset = construct(data.rows, self.fit, method, model=data.model, size=size, seed=seed)
         seconds = time.perf_counter() - began + price
@@ -182,7 +263,8 @@ class _RowJudge:
         if (folder := self.folder(cell)) is not None:
             coreset.save(folder / CORESET)
         return {
-            "distances": asdict(distance(samples, self.reference, data.model, data.held_out)),
+            "distances": asdict(distance(samples, self.reference, data.model, data.held_out, data=data.rows)),
+            "returned": coreset.configuration.get(CHECKED, {}).get("returned"),
             "build_seconds": seconds,
             "seconds_per_draw": samples.seconds_per_draw,
             "r_hat": samples.r_hat,
@@ -194,10 +276,25 @@ class _RowJudge:
             return StudyRow(*cell, None, outcome.seconds, math.nan, math.nan, outcome.failure)
         if cell not in self.coresets and (folder := self.folder(cell)) is not None:
             self.coresets[cell] = Coreset.load(folder / CORESET)
-        held_out = {"held_out_log_likelihood": found["distances"]["held_out_log_likelihood"]}
-        distances = Distances(**{name: as_number(value) for name, value in found["distances"].items()} | held_out)
+        distances, seconds = Distances.from_json(found["distances"]), found["build_seconds"]
         per_draw, r_hat = as_number(found["seconds_per_draw"]), as_number(found["r_hat"])
-        return StudyRow(*cell, distances, found["build_seconds"], per_draw, r_hat)
+        return StudyRow(*cell, distances, seconds, per_draw, r_hat, returned=found.get("returned"))
+
+
+def _numbers(distances: Distances) -> list[str]:
+    """The distances as text, in the order of ``COLUMNS``."""
+    first = (distances.kl_full_coreset, distances.kl_by_draws, distances.kl_coreset_full)
+    second = (distances.mean_error, distances.deviation_error, distances.sliced_wasserstein)
+    return [
+        *(_text(value, ".2g") for value in first),
+        _text(distances.pareto_k, ".1f"),
+        *(_text(value, ".2g") for value in second),
+        _text(distances.held_out_log_likelihood, ".4f"),
+    ]
+
+
+def _text(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def _label(cell: Cell) -> str:

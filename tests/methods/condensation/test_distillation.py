@@ -23,6 +23,7 @@ from pseudocoresets.data import Dataset
 from pseudocoresets.methods import DatasetDistillation, LabelDistillation, Points, Problem, RealData
 from pseudocoresets.methods.condensation.dataset_distillation import step_parts
 from pseudocoresets.methods.estimator import fresh_parameters, network_of
+from pseudocoresets.workflows.reproduce.cells import VARIANTS
 
 REAL, SEED = 40, 3
 
@@ -95,6 +96,11 @@ def test_label_distillation_is_plain_training_differentiated_in_the_labels() -> 
     assert_same(gradients(loss, points), gradients(expected, points))
 
 
+def test_steps_of_the_published_label_distillation_see_half_of_the_images() -> None:
+    assert pc.preset("paper", "cifar10", 10).method_options("ld") == {"points_per_step": 50}
+    assert pc.preset("paper", "cifar10", 1).method_options("ld") == {}
+
+
 def test_label_distillation_learns_labels_and_leaves_the_images(digits: Dataset) -> None:
     how = {"network": "mlp:depth=1,width=16", "device": "cpu", "method_options": {"batch_size": 64}}
     made = pc.construct(digits, None, "ld", 1, iterations=3, **how)
@@ -133,7 +139,9 @@ def test_what_is_missing_is_named(method: DatasetDistillation | LabelDistillatio
 
 
 def test_every_table_says_that_labels_were_learned(tmp_path: Path, bpc: Invoke) -> None:
-    """The comparison, the run, its evaluation and its report."""
+    """The comparison, the run, its evaluation and its report, and the paper's tables."""
+    assert VARIANTS["ld"].title == "ld (labels learned)"
+    assert VARIANTS["dd"].title == "dd"
     small = ["--network", "mlp:depth=1,width=8", "--device", "cpu", "--sampling-steps", "4", "--chains", "1"]
     small += ["--samples", "1", "--iterations", "1"]
     compared = bpc("compare", "--methods", "ld,dd", "--out", "compare", *small)

@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 from condensation_problems import check_gradient, hard_points, problem_with, real_images, real_points
-from methods_problems import DOUBLE, GaussianModel, gaussian_points, network_points, small_network
+from methods_problems import (
+    DOUBLE,
+    GaussianModel,
+    PreciseClassifier,
+    gaussian_points,
+    gradients,
+    network_points,
+    small_network,
+)
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,6 +28,7 @@ from pseudocoresets.data.augmentation import KINDS, Augmentation
 from pseudocoresets.methods import GradientMatching, Points, Problem, RealData, SiameseGradientMatching
 from pseudocoresets.methods.condensation.gradient_matching import layer_distance
 from pseudocoresets.methods.estimator import network_of
+from pseudocoresets.models.networks import build_network
 
 THETA = small_network().initialise(5).to(DOUBLE)
 
@@ -53,6 +62,24 @@ def test_gradient_is_that_of_finite_differences() -> None:
     problem = problem_with()
     check_gradient(lambda points: distance(points, problem), network_points())
     check_gradient(lambda points: distance(points, problem), hard_points(), {"x": 1e-6})
+
+
+def test_differences_are_the_exact_gradient_of_a_smooth_network() -> None:
+    """In images, soft labels and weights, to second order in the radius."""
+    network = build_network("convnet:depth=2,width=4,activation=sigmoid", (1, 8, 8), 3)
+    problem = replace(problem_with(), energy=Energy(PreciseClassifier(network), 100))
+    theta = network.initialise(5).to(DOUBLE)
+    for points in (network_points(), replace(network_points(), y=hard_points().y)):
+        exact, coarse, fine = (
+            gradients(
+                GradientMatching(gradient=name).distance(theta, points, problem, Randomness.for_purpose(3)), points
+            )
+            for name in ("exact", "differences:radius=0.02", "differences:radius=0.002")
+        )
+        for name, wanted in exact.items():
+            errors = [((found[name] - wanted).norm() / wanted.norm()).item() for found in (coarse, fine)]
+            assert errors[1] < 1e-3, name
+            assert errors[1] < 0.02 * errors[0], name
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,3 +189,5 @@ def test_what_it_needs_is_named() -> None:
         GradientMatching().loss(gaussian_points(), problem, Randomness.for_purpose(0))
     with pytest.raises(InputError, match=r"'gm' needs matches >= 1 \(got 0\), epochs >= 1"):
         GradientMatching(matches=0, epochs=0)
+    with pytest.raises(InputError, match="The gradient of 'dsa' is exact or differences; got stored"):
+        SiameseGradientMatching(gradient="stored")

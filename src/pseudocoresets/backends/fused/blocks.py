@@ -75,11 +75,10 @@ def _norm_relu_pool(
     z3 = tl.maximum(scale * z3 + shift, 0.0)
     if keep:
         kept = activation + image * (4 * quarter * channels) + c[None, :]
-        format = activation.dtype.element_ty
-        tl.store(kept + (_window_offsets(q, 0, pooled_side) * channels)[:, None], z0.to(format))
-        tl.store(kept + (_window_offsets(q, 1, pooled_side) * channels)[:, None], z1.to(format))
-        tl.store(kept + (_window_offsets(q, 2, pooled_side) * channels)[:, None], z2.to(format))
-        tl.store(kept + (_window_offsets(q, 3, pooled_side) * channels)[:, None], z3.to(format))
+        tl.store(kept + (_window_offsets(q, 0, pooled_side) * channels)[:, None], z0.to(activation.dtype.element_ty))
+        tl.store(kept + (_window_offsets(q, 1, pooled_side) * channels)[:, None], z1.to(activation.dtype.element_ty))
+        tl.store(kept + (_window_offsets(q, 2, pooled_side) * channels)[:, None], z2.to(activation.dtype.element_ty))
+        tl.store(kept + (_window_offsets(q, 3, pooled_side) * channels)[:, None], z3.to(activation.dtype.element_ty))
     pooled = z0 + z1 + z2 + z3
     target = out + image * out_image + c[None, :] * out_channel + (q * out_pixel)[:, None]
     tl.store(target, (pooled * 0.25).to(out.dtype.element_ty))
@@ -131,7 +130,10 @@ def _norm_relu_pool_backward(
     shift = tl.load(beta + c)[None, :]
     source = gradient + image * gradient_image + c[None, :] * gradient_channel + (q * gradient_pixel)[:, None]
     g = tl.load(source).to(tl.float32) * 0.25
-    g0, g1, g2, g3 = g, g, g, g
+    g0 = g
+    g1 = g
+    g2 = g
+    g3 = g
     if seen:
         g0 += tl.load(dactivation + offset0).to(tl.float32)
         g1 += tl.load(dactivation + offset1).to(tl.float32)

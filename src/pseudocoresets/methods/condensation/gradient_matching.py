@@ -8,8 +8,15 @@ the network's parameters, B_c a batch of real images of class c and S_c the synt
     L    = sum_c sum_l sum_u [ 1 - < q_c[l, u], g_c[l, u] > / (|q_c[l, u]| |g_c[l, u]| + 1e-6) ],
 
 where [l, u] are the incoming weights of unit u of layer l; biases and the parameters of norms are left out. a_j are the
-points' weights; with soft labels a_jc = w_j y_jc, and every image is one of every class. dL/ds is exact: the derivative
-of q_c in the images is a second derivative of the cross-entropy.
+points' weights; with soft labels a_jc = w_j y_jc, and every image is one of every class. The derivative of q_c in the
+images is a second derivative of the cross-entropy E_c: with v_c = dL/dq_c,
+
+    exact          dL/ds = grad_s < v_c, grad_theta E_c(theta, s) >
+    differences    dL/ds = [grad_s E_c(theta + h v_c, s) - grad_s E_c(theta - h v_c, s)] / (2 h),   h |v_c| = r |theta|,
+
+r being the ``radius``. The published gradient, and the default, is exact. For a network of ReLUs the other is another
+direction, one that sees units switch, and for moves of a useful size L falls about as far along it or further
+(docs/research-notes.md).
 
 Every ``matches`` iterations a network is drawn from its initialisation. Between two matches it is trained by SGD of
 rate ``step_size`` for ``epochs`` passes over the synthetic images as they are then. The network and the number of its
@@ -26,14 +33,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from pseudocoresets.core.energy import Model
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.gradients import Differences, Exact, GradientEstimator, build_gradient
+from pseudocoresets.gradients.estimators import spacing
 from pseudocoresets.gradients.learned import with_gradient
 from pseudocoresets.kernels.kernel import positive_step_size
 from pseudocoresets.methods.condensation.classes import COUNTS, by_class, class_counts
@@ -59,6 +70,8 @@ class GradientMatching(GradientMethod):
     """Of the network's training."""
     batch_size: int = 256
     """Real images per class, or all where a class has fewer."""
+    gradient: str | GradientEstimator = "exact"
+    """``exact``, or ``differences`` with their radius, such as ``differences:radius=0.1``."""
 
     name: ClassVar[str] = "gm"
     needs_source: ClassVar[bool] = False
@@ -73,6 +86,8 @@ class GradientMatching(GradientMethod):
             batch_size=(self.batch_size, 1),
         )
         positive_step_size(self.step_size)
+        if not isinstance(build_gradient(self.gradient), Exact | Differences):
+            raise InputError(f"The gradient of '{self.name}' is exact or differences; got {self.gradient}.")
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         problem = problem if self.augments else problem.without_augmentation()
@@ -85,7 +100,7 @@ class GradientMatching(GradientMethod):
 
     def distance(self, theta: Tensor, points: Points, problem: Problem, randomness: Randomness) -> Tensor:
         """L at the network ``theta`` (size,), differentiable in the points."""
-        network, model = network_of(problem, self.name), problem.energy.model
+        network = network_of(problem, self.name)
         batch = problem.real_class_batch(f"The method '{self.name}'", self.batch_size, randomness)
         augment = shared_transformation(problem, randomness)
         real, labels = augment(batch.x).split(batch.counts), batch.y.split(batch.counts)
@@ -94,12 +109,27 @@ class GradientMatching(GradientMethod):
         for c, own in by_class(seen, class_counts(points, network.spec.classes)).items():
             if c < len(real) and len(real[c]):
                 wanted = problem.real_gradients(theta[None], real[c], labels[c]).gradients[0]
-                tensors = {"x": own.x, "weights": own.weights, "y": own.y, "theta": theta, "wanted": wanted}
-                value, gradients = problem.backend.value_and_gradients(
-                    (GradientMatching, model), match(model, network), tensors
-                )
-                total = total + with_gradient(value, {name: tensors[name] for name in gradients}, gradients)
+                total = total + self._class_distance(theta, own, wanted, problem, network)
         return total
+
+    def _class_distance(self, theta: Tensor, own: Points, wanted: Tensor, problem: Problem, network: Network) -> Tensor:
+        """One class's part of L, differentiable in its points."""
+        model, backend, estimator = problem.energy.model, problem.backend, build_gradient(self.gradient)
+        given = {"x": own.x, "weights": own.weights, "y": own.y}
+        if not isinstance(estimator, Differences):
+            tensors = given | {"theta": theta, "wanted": wanted}
+            value, gradients = backend.value_and_gradients((match, model), match(model, network), tensors)
+            return with_gradient(value, {name: tensors[name] for name in gradients}, gradients)
+        at = {name: tensor.detach() for name, tensor in given.items()} | {"theta": theta.detach().requires_grad_()}
+        found = backend.value_and_gradients((mean_energy, model), mean_energy(model), at)[1]["theta"]
+        sides = {"found": found.requires_grad_(), "wanted": wanted}
+        value, pull = backend.value_and_gradients((layer_distance, model), partial(layer_distance, network), sides)
+        h = spacing(estimator.radius * theta.norm()[None, None], pull["found"][None])
+        away = h * pull["found"]
+        shares = replace(own, weights=own.weights * problem.energy.data_size)
+        above, below = problem.energies(torch.cat([theta + away, theta - away]), own.x, shares)
+        along = (above - below) / (2 * h.squeeze())
+        return value + along - along.detach()
 
     def _network(
         self, network: Network, matched: int, points: Points, problem: Problem, randomness: Randomness
@@ -111,13 +141,21 @@ class GradientMatching(GradientMethod):
         return trained(network, theta, points, self.epochs, self.step_size, augmentation, problem, randomness)
 
 
+def mean_energy(model: Model) -> Callable[..., Tensor]:
+    """The mean cross-entropy E_c of one class's points, whose weights sum to one, as a function of tensors."""
+
+    def energy(x: Tensor, weights: Tensor, y: Tensor, theta: Tensor) -> Tensor:
+        return -(weights * model.log_likelihood(theta, x, y)).sum()
+
+    return energy
+
+
 def match(model: Model, network: Network) -> Callable[..., Tensor]:
     """The distance of the gradient on one class's points from the one that is wanted, as a function of tensors."""
 
     def distance(x: Tensor, weights: Tensor, y: Tensor, theta: Tensor, wanted: Tensor) -> Tensor:
         place = theta.detach().requires_grad_()
-        energy = -(weights * model.log_likelihood(place, x, y)).sum()
-        (found,) = torch.autograd.grad(energy, place, create_graph=True)
+        (found,) = torch.autograd.grad(mean_energy(model)(x, weights, y, place), place, create_graph=True)
         return layer_distance(network, found, wanted)
 
     return distance

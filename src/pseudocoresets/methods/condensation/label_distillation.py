@@ -11,7 +11,10 @@ it shares, with one chain, the exact gradient, and nothing learned but labels: a
 0.99 at each image's own class. A chain is restarted with a probability that makes it ``horizon`` steps old on average;
 the authors restart theirs when the loss no longer falls.
 
-Steps, step size and batch are those of the authors' code: 10 steps of 0.01 and 1024 real images, for 400 epochs.
+Steps, step size and batch are those of the authors' code: 10 steps of 0.01, each on about half of the images where
+there are several per class (``points_per_step``, in the preset ``paper``), and 1024 real images, for 400 epochs. Their
+labels start uniform and are no softmax, and their network goes on by Adam; here labels start from the images' own
+classes, and the network from where the differentiated steps end.
 """
 
 from __future__ import annotations

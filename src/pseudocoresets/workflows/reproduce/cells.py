@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pseudocoresets.core.errors import FileFormatError
-from pseudocoresets.methods import METHODS
+from pseudocoresets.evaluation.report import method_title
+from pseudocoresets.methods import METHODS, GradientMethod, build_method
 from pseudocoresets.methods.selection import SELECTIONS
 
 CONVNET = "convnet:depth=3,width=128"
@@ -37,11 +38,16 @@ class Variant:
         return self.method in METHODS or self.method in SELECTIONS
 
 
+def _title(name: str) -> str:
+    method = build_method(name) if name in METHODS else None
+    return method_title(name, isinstance(method, GradientMethod) and method.learns_labels)
+
+
 VARIANTS: Mapping[str, Variant] = {
     "published": Variant("cd", "cd as published", "published", chooses_rate=True),
     "best": Variant("bptt", "bptt, our best"),
     **{
-        name: Variant(name, name)
+        name: Variant(name, _title(name))
         for name in (
             "fkl", "rkl", "wasserstein", "fkl-hmc", "fkl-kfl", "herding", "k-center", "forgetting",
             "dd", "ld", "gm", "dsa", "dm", "cafe", "cafe-dsa", "kip", "mtt",

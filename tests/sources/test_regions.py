@@ -1,0 +1,84 @@
+"""References of posteriors with several modes: all of them, with what each holds, or none."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from pseudocoresets.core.errors import DivergenceError
+from pseudocoresets.core.gaussian import Gaussian
+from pseudocoresets.core.points import Rows
+from pseudocoresets.models import FunctionModel, LogisticRegression
+from pseudocoresets.sources.gaussian_fit import GaussianFit
+from pseudocoresets.sources.reference import reference_posterior, require_agreement
+from pseudocoresets.sources.regions import find_regions, log_evidence
+
+SHORT = {"draws": 200, "warmup": 150}
+
+
+def mixture(tilt: float) -> tuple[FunctionModel, Rows]:
+    """0.5 N(mu_1, 1) + 0.5 N(mu_2, 1) with its means as parameters: exchanging them changes the prior's tilt alone."""
+
+    def log_likelihood(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return torch.logsumexp(-0.5 * (x - theta).square(), 1) + math.log(0.5)
+
+    def log_prior(theta: Tensor) -> Tensor:
+        return -0.02 * theta.square().sum() + tilt * theta[0]
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 1, generator=generator) + torch.where(torch.arange(60)[:, None] < 30, -2.0, 2.0)
+    return FunctionModel(log_likelihood, log_prior, 2), Rows(x, torch.zeros(60))
+
+
+def share_of_first_mode(model: FunctionModel, rows: Rows) -> float:
+    """The mass of mu_1 < mu_2, on a grid."""
+    axis = torch.linspace(-5, 5, 400, dtype=torch.float64)
+    theta = torch.cartesian_prod(axis, axis)
+    joint = model.log_likelihood(theta, rows.x, rows.y).sum(1) + model.log_prior(theta)
+    return float(joint.softmax(0)[theta[:, 0] < theta[:, 1]].sum())
+
+
+@pytest.mark.parametrize("tilt", [0.0, 0.2])
+def test_both_modes_of_a_mixture_are_there_with_what_they_hold(tilt: float) -> None:
+    model, rows = mixture(tilt)
+    found = reference_posterior(rows, model, **SHORT)
+    assert found.modes == 2
+    share = float((found.draws[:, 0] < found.draws[:, 1]).double().mean())
+    exact = share_of_first_mode(model, rows)
+    binomial = math.sqrt(exact * (1 - exact) / len(found.draws))
+    assert share == pytest.approx(exact, abs=4 * binomial + 0.05 * exact * (1 - exact))
+    require_agreement(found, reference_posterior(rows, model, **SHORT, seed=1))
+
+
+def test_a_reference_of_one_mode_is_refused_by_one_of_both() -> None:
+    model, rows = mixture(0.0)
+    found = reference_posterior(rows, model, **SHORT)
+    swapped = found.parameters.sort(-1).values
+    half = replace(found, parameters=swapped, gaussian=Gaussian.fit(swapped.flatten(0, 1)))
+    with pytest.raises(DivergenceError, match="started independently disagree"):
+        require_agreement(half, found)
+
+
+def test_a_posterior_with_one_mode_has_one_region() -> None:
+    x = torch.randn(100, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows, model = Rows(x, (x[:, 0] > 0).double()), LogisticRegression(2)
+    known = GaussianFit(model, rows).gaussian
+    assert find_regions(model, rows, known, seed=0) == [known]
+    assert reference_posterior(rows, model, **SHORT).modes == 1
+
+
+def test_bridge_sampling_finds_a_known_evidence() -> None:
+    """Of exp(-|x|^4 / 4) in two dimensions: the integral over the plane is pi Gamma(1/2) in polar coordinates.
+
+    u = |x|^4 / 4 has the density of half a squared normal number.
+    """
+    generator = torch.Generator().manual_seed(0)
+    radius = (2 * torch.randn(4000, generator=generator, dtype=torch.float64).square()) ** 0.25
+    angle = 2 * math.pi * torch.rand(4000, generator=generator, dtype=torch.float64)
+    draws = torch.stack([radius * angle.cos(), radius * angle.sin()], 1)
+    found = log_evidence(draws, lambda theta: -0.25 * theta.square().sum(1).square())
+    assert found == pytest.approx(math.log(math.pi * math.gamma(0.5)), abs=0.03)
