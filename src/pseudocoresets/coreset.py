@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -12,10 +13,13 @@ from typing import Any
 
 import safetensors
 import torch
+from markupsafe import Markup
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from pseudocoresets._io import display
 from pseudocoresets._io.files import TensorFile, naming, write_tensors
+from pseudocoresets._io.pictures import Panel, image_grid, save_class_rows
 from pseudocoresets._io.schema import (
     ANY_OBJECT,
     FLAG,
@@ -38,8 +42,10 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.core.settings import Range
 from pseudocoresets.data.catalogue import DatasetEntry
 from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.data.download import fetch_by_hash
 from pseudocoresets.data.restoring import MissingWhitening, with_origin, without_matrices
 from pseudocoresets.data.transforms import InputTransform, WhiteningOrigin
+from pseudocoresets.data.zca_cache import cache_folder
 from pseudocoresets.models.networks import NETWORK_KIND, NetworkSpec, spec_from_json
 
 FORMAT = "pseudocoreset"
@@ -50,6 +56,8 @@ ROWS_VERSION = 3
 """Of files whose points are rows of a table."""
 CORESET_FILE = "coreset.safetensors"
 """Its name in a folder."""
+IMAGES_SHOWN = 100
+"""In a notebook."""
 TRANSFORM_PREFIX = "transform."
 LABEL_SLACK = 1e-3
 """How far the sum of a label's probabilities may be from one."""
@@ -145,6 +153,28 @@ class Coreset:
         kind = "images" if self.holds_images else "rows"
         return f"Coreset({len(self)} {kind} for {self.data_size:,} of '{self.source}', by '{self.method}')"
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the images, or the first rows, with their weights."""
+        if self.holds_images and self.is_whole:
+            most = max(1, IMAGES_SHOWN // max(1, len(self.classes)))
+            kept = [place for label in range(len(self.classes)) for place in self._of_class(label)[:most]]
+            grid = image_grid([Panel("", self.to_pixels()[kept], self.hard_labels[kept])], self.classes)
+            parts = [display.picture(grid, "one row of images per class")]
+            if len(kept) < len(self):
+                parts.append(Markup("<p>and {:,} more images</p>").format(len(self) - len(kept)))
+        else:
+            columns = [f"x{number + 1}" for number in range(min(display.MOST_ROWS, self.x[:1].numel()))]
+            flat, count = self.x.flatten(1)[:, : len(columns)], min(display.MOST_ROWS, len(self))
+            rows = [
+                [*(f"{value:.4g}" for value in flat[place].tolist()), _target(self.y[place]), f"{weight:.4g}"]
+                for place, weight in enumerate(self.weights[:count].tolist())
+            ]
+            parts = [display.table((*columns, "y", "weight"), rows, len(self) - count)]
+        return display.shown(repr(self), *parts)
+
+    def _of_class(self, label: int) -> list[int]:
+        return (self.hard_labels == label).nonzero().flatten().tolist()
+
     @property
     def points(self) -> Points:
         return Points(self.x, self.y, self.weights, indices=self.indices)
@@ -195,8 +225,6 @@ class Coreset:
 
     def show(self, path: str | os.PathLike[str]) -> None:
         """Write a picture: one row per class, its name at the side, in true pixel space."""
-        from pseudocoresets._io.pictures import save_class_rows
-
         save_class_rows(path, self.to_pixels(), self.hard_labels, self.classes)
 
     @property
@@ -244,7 +272,9 @@ class Coreset:
         device: str | torch.device = "cpu",
         data_dir: str | os.PathLike[str] | None = None,
     ) -> Coreset:
-        """Read a coreset file, or that of a run folder, checking that it is whole and consistent.
+        """Read a coreset file, or that of a run folder or an address, checking that it is whole and consistent.
+
+        An address comes with the hash of its file: ``https://.../coreset.safetensors#sha256=HASH``.
 
         The whitening of a compact file comes from the user's cache, or is fitted again on the data set if ``data_dir``
         holds it. Else the coreset has all but that: it can be trained on and sampled from, and ``restored`` brings it.
@@ -302,13 +332,28 @@ class Coreset:
 
 
 def coreset_path(path: str | os.PathLike[str]) -> Path:
-    """The file itself, or the coreset of a folder that ``bpc run`` or ``bpc share`` wrote."""
+    """The file itself, the coreset of a folder that ``bpc run`` or ``bpc share`` wrote, or a copy from an address."""
+    if str(path).startswith(("https://", "http://")):
+        return _from_address(str(path))
     path = Path(path)
     if not path.is_dir():
         return path
     if not (path / CORESET_FILE).is_file():
         raise InputError(f"The folder '{path}' holds no {CORESET_FILE}; name a coreset file, or a run's folder.")
     return path / CORESET_FILE
+
+
+def _from_address(address: str) -> Path:
+    """The file at ``ADDRESS#sha256=HASH``, from the user's cache if it was fetched before."""
+    plain, _, digest = address.partition("#sha256=")
+    if not re.fullmatch("[0-9a-f]{64}", digest):
+        raise InputError(
+            f"Say which file '{plain}' should be: ADDRESS#sha256=HASH, as the README of a shared coreset has it."
+        )
+    place = cache_folder() / f"coreset-{digest}.safetensors"
+    if not place.is_file():
+        fetch_by_hash(plain, digest, place)
+    return place
 
 
 def require_same_shape(coreset: Coreset, data: Dataset | DatasetEntry) -> None:
@@ -319,6 +364,10 @@ def require_same_shape(coreset: Coreset, data: Dataset | DatasetEntry) -> None:
             f"The coreset (from '{coreset.source}') has images of {shape} in {len(coreset.classes)} classes, but "
             f"'{data.name}' has {data.shape} in {len(data.classes)}; choose the data set that it was made from."
         )
+
+
+def _target(y: Tensor) -> str:
+    return ", ".join(f"{value:.4g}" for value in y.flatten().tolist())
 
 
 def half_if_exact(images: Tensor) -> Tensor:

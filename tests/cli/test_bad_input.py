@@ -375,7 +375,7 @@ def test_a_diverging_construction_keeps_the_last_good_coreset(
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
     stopped, sentence = result.stderr.splitlines()
-    assert stopped == "coreset by cd: stopped at 10/20"
+    assert stopped == "learning the coreset by cd: stopped at 10/20"
     assert sentence.startswith("Error: The energy diverged by iteration 10")
     assert "lower the learning rate of the images" in sentence
     assert "'c.last-good.safetensors'" in sentence

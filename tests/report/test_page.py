@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from dataclasses import replace
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from pseudocoresets._cli.report import report
+from pseudocoresets._io.files import write_tensors
 from pseudocoresets._report import write_report
 from pseudocoresets._report.charts import Series, curves, log_series, reliability_diagram, reliability_series, thinned
 from pseudocoresets._report.page import SNIPPET
@@ -67,6 +69,9 @@ def metrics_of(protocol: str = "cold") -> dict[str, Any]:
         | {"augmentation": ["crop", "scale"]},
         "control": block(0.75, 0.75),
         "gain": {"accuracy": 0.15},
+        "confusion": [[8 if row == column else int(row == 3) for column in range(10)] for row in range(10)],
+        "most_certain": [{"index": i, "label": 4, "predicted": 4, "confidence": 0.99} for i in range(3)],
+        "least_certain": [{"index": i, "label": 4, "predicted": 9, "confidence": 0.31} for i in range(3)],
         "seconds": 71.3,
         "timings": {"experts": 22.5, "construct": 30.1},
     }
@@ -106,6 +111,9 @@ def write_run(folder: Path, protocol: str = "cold") -> Path:
         for i in range(500)
     ]
     (folder / "log.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "about.json").write_text(json.dumps({"command": "bpc run --ipc 2", "finished": "2026-01-02 03:04"}))
+    images = load_dataset("digits").test.images[:3]
+    write_tensors(folder / "examples.safetensors", {"most": images, "least": images.clone()}, {})
     return folder
 
 
@@ -150,6 +158,38 @@ def test_the_page_says_what_the_run_found(run_folder: Path) -> None:
     assert "leaks" not in text
 
 
+def test_the_findings_come_first_and_in_words(run_folder: Path) -> None:
+    page = write_report(run_folder)
+    text = text_of(page)
+    assert text.index("Findings") < text.index("Results") < text.index("Images")
+    assert "worth 15.0 points of accuracy over random real ones" in text
+    assert "least 3 (47.1 %)" in text, "8 of 17"
+    assert "The most frequent mistake: 3 taken for 0, 1 time." in text
+    assert "bpc run --ipc 2 ended 2026-01-02 03:04" in text
+    assert "9, 31 %, wrong" in text
+    change_metrics(run_folder, control=block(0.95, 0.1))
+    assert "Random real images are better by 5.0 points" in text_of(write_report(run_folder))
+
+
+def test_hovering_tells_class_and_weight_and_every_number_can_be_saved(run_folder: Path) -> None:
+    page = write_report(run_folder).read_text(encoding="utf-8")
+    assert page.count('title="Class 3, weight 65"') == 4, "two images, before and after"
+    (address,) = re.findall(r'href="data:text/csv;base64,([^"]+)"', page)
+    lines = base64.b64decode(address).decode().splitlines()
+    assert lines[0] == "quantity,value"
+    assert {"accuracy.mean,0.9", "control.nll.mean,0.75", "confusion.3.0,1"} <= set(lines)
+
+
+def test_many_classes_have_their_frequent_mistakes_instead_of_a_matrix(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 'class="confusion"' in write_report(run_folder).read_text(encoding="utf-8")
+    monkeypatch.setattr("pseudocoresets._report.classes.MATRIX_CLASSES", 9)
+    page = write_report(run_folder)
+    assert 'class="confusion"' not in page.read_text(encoding="utf-8")
+    assert "The most frequent mistakes." in text_of(page)
+
+
 def test_a_gain_is_called_better_or_worse_by_the_metric(run_folder: Path) -> None:
     change_metrics(run_folder, control=block(0.95, 0.1))
     text = text_of(write_report(run_folder))
@@ -190,7 +230,7 @@ def test_chains_that_disagree_are_called_out(run_folder: Path) -> None:
 
 
 def test_the_least_run_folder_still_gives_a_page(run_folder: Path) -> None:
-    for name in ("config.json", "initial.safetensors", "control.safetensors", "log.jsonl"):
+    for name in ("config.json", "initial.safetensors", "about.json", "examples.safetensors", "log.jsonl"):
         (run_folder / name).unlink()
     (run_folder / "metrics.json").write_text('{"accuracy": {"mean": 0.5}, "diagnostics": null}')
     text = text_of(write_report(run_folder))
@@ -389,7 +429,7 @@ def contrast(first: str, second: str) -> float:
 
 
 @pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed (Debian: apt-get install chromium)")
-@pytest.mark.parametrize(("width", "dark"), [(1000, False), (400, True)])
+@pytest.mark.parametrize(("width", "dark"), [(1440, False), (390, True)])
 def test_a_browser_shows_table_pictures_and_plots(run_folder: Path, tmp_path: Path, width: int, dark: bool) -> None:
     page = write_report(run_folder)
     seen = visit(page, tmp_path / "profile", LOOK, width, dark)
@@ -397,10 +437,11 @@ def test_a_browser_shows_table_pictures_and_plots(run_folder: Path, tmp_path: Pa
     assert seen.problems == []
     outside = [url for url in seen.requests if not url.startswith("data:") and url != page.as_uri()]
     assert page.as_uri() in seen.requests and outside == []
-    assert len(look["images"]) == 20
+    assert len(look["images"]) == 2 * 20 + 2 * 3
     for complete, natural_width, natural_height, alt, *size in look["images"]:
-        assert complete and natural_width > 0 and natural_height > 0 and alt.startswith("Class ")
-        assert min(size) > 20
+        assert complete and natural_width > 0 and natural_height > 0
+        assert alt.startswith("Class ") or "taken for" in alt
+        assert min(size) >= 60
     assert [chart[0].split(".")[0] for chart in look["charts"]] == [
         "Energy of both phases",
         "Loss",

@@ -57,7 +57,7 @@ def warn_of_chains(metrics: Mapping[str, Any]) -> None:
     for name, block in (("coreset", metrics), ("control", metrics["control"])):
         warning = (block["diagnostics"] or {}).get("warning")
         if warning:
-            say(f"Warning: the chains of the {name} disagree. {warning}")
+            say(f"Warning about the {name}: {warning}")
 
 
 def _cells(report: Mapping[str, Any]) -> list[str]:

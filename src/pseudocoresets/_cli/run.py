@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +12,9 @@ import typer
 
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_metrics, warn_of_chains
+from pseudocoresets._io.files import write_json
 from pseudocoresets._report import write_report
+from pseudocoresets._report.run_folder import ABOUT_FILE
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.sources.experts import ExpertSettings
@@ -61,6 +65,8 @@ def run(
     folder = out or folder_for(dataset, plan.method, f"ipc{ipc}")
     place = o.place_of(context, device)
     outcome = run_plan(plan, folder, data_dir=data_dir, experts_dir=experts, place=place)
+    finished = datetime.now(UTC).isoformat(sep=" ", timespec="minutes")
+    write_json(outcome.folder / ABOUT_FILE, {"command": typed(), "finished": finished})
     page = write_report(outcome.folder)
     warn_of_chains(outcome.metrics)
     if json:
@@ -77,6 +83,11 @@ def run(
         typer.echo(f"  {command}\n      {purpose}")
 
 
+def typed() -> str:
+    """The command as it was typed, for the record."""
+    return shlex.join(["bpc", *sys.argv[1:]])
+
+
 def next_commands(plan: Plan, folder: Path, experts: Path | None) -> list[tuple[str, str]]:
     """What one would want after a run, as it is typed, and what it is for."""
     kept = experts or folder / "experts"
@@ -88,5 +99,5 @@ def next_commands(plan: Plan, folder: Path, experts: Path | None) -> list[tuple[
     return [
         (shlex.join(["bpc", "evaluate", str(folder), "--protocol", "point"]), "train one network on the coreset"),
         (shlex.join(compare), "other methods beside this one"),
-        (shlex.join(["bpc", "show", str(folder), "--out", "coreset.png"]), "a picture of the coreset"),
+        (shlex.join(["bpc", "share", str(folder), "--out", f"{folder}-shared"]), "a folder to publish, with its card"),
     ]

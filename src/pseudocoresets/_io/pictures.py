@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,6 +89,13 @@ def image_block(pixels: Tensor, columns: int, scale: int | None = None) -> Image
         row, column = divmod(position, columns)
         block.paste(image, (column * (width + GAP), row * (height + GAP)))
     return block
+
+
+def data_uri(picture: Image.Image) -> str:
+    """A PNG as an address that a page can hold."""
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 def save_picture(path: str | os.PathLike[str], picture: Image.Image) -> None:

@@ -18,6 +18,7 @@ WIDTH, HEIGHT, SQUARE_HEIGHT = 420, 270, 420
 POINTS_PER_INCH = 72
 LETTERS = 11.5
 MOST_POINTS = 200
+SMOOTHED_PARTS = 20
 LOG_SCALE_FROM = 50.0
 """A curve whose largest value is this many times its smallest is drawn on a logarithmic scale."""
 PLAIN_SIZES = 1e-100, 1e100
@@ -83,10 +84,17 @@ def reliability_series(name: str, style: str, reliability: Mapping[str, Any]) ->
 
 
 def log_series(name: str, style: str, log: Sequence[Mapping[str, Any]], key: str) -> Series | None:
-    """The finite values of ``key`` over iterations, averaged over neighbours if there are very many."""
+    """The finite values of ``key`` over iterations, as moving averages over a twentieth of them."""
     known = [record for record in log if is_number(record["iteration"]) and is_number(record.get(key))]
     points = [(float(record["iteration"]), float(record[key])) for record in known]
-    return Series(name, style, thinned(points)) if len(points) > 1 else None
+    return Series(name, style, thinned(smoothed(points))) if len(points) > 1 else None
+
+
+def smoothed(points: Sequence[Point]) -> list[Point]:
+    """Each value as the mean of those around it, as many as a twentieth of all; the ends take what there is."""
+    reach = len(points) // (2 * SMOOTHED_PARTS)
+    parts = (points[max(0, place - reach) : place + reach + 1] for place in range(len(points)))
+    return [(x, _mean([y for _, y in part])) for (x, _), part in zip(points, parts, strict=True)]
 
 
 def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import base64
+import csv
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
-from PIL import Image
 
 from pseudocoresets._io.files import write_text
-from pseudocoresets._io.pictures import GAP, fitting_scale, image_block
+from pseudocoresets._io.pictures import data_uri, to_images
 from pseudocoresets._report import charts
+from pseudocoresets._report.classes import certain_section, class_section
+from pseudocoresets._report.findings import findings
 from pseudocoresets._report.results import average, result_groups, section
 from pseudocoresets._report.run_folder import Run, read_run
-from pseudocoresets._report.wording import as_text, count_of, duration, flattened, number
+from pseudocoresets._report.wording import as_text, count_of, duration, flattened, is_number, number
 from pseudocoresets.coreset import CORESET_FILE, Coreset, library_versions
 from pseudocoresets.evaluation.report import method_title
 from pseudocoresets.inference.settings import PROTOCOLS
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 REPORT_FILE = "report.html"
-BLOCK_WIDTH = 340
-"""Two blocks of images of this many pixels stand side by side on a desktop."""
+FEW_PER_CLASS = 2
+"""Up to so many images per class, several classes stand side by side."""
 PIXEL_BUDGET = 2_000_000
 """Pixels shown of one set of images; beyond it, the page shows the first few of each class."""
 
@@ -82,6 +84,11 @@ def render(run: Run) -> str:
         style=Markup(resource("page.css")),
         title=f"Pseudo-coreset of {run.coreset.source}",
         summary=_summary(run),
+        findings=findings(run),
+        about=_about(run),
+        numbers=_numbers(run),
+        classes=class_section(run),
+        certain=certain_section(run),
         facts=_facts(run),
         results=result_groups(run.metrics),
         protocol=_protocol(run.metrics),
@@ -160,7 +167,7 @@ def _pictures(run: Run) -> dict[str, Any]:
     shown = max(1, PIXEL_BUDGET // (size * len(coreset.classes)))
     learned, before = _class_pictures(coreset, shown), _class_pictures(initial, shown) if initial else None
     rows = [
-        {"name": name, "learned": learned[index], "initial": before[index] if before else None}
+        {"name": name, "learned": learned[index], "initial": before[index] if before else []}
         for index, name in enumerate(coreset.classes)
     ]
     pixels = coreset.to_pixels()
@@ -169,32 +176,47 @@ def _pictures(run: Run) -> dict[str, Any]:
     return {
         "rows": rows,
         "has_initial": before is not None,
+        "few": most <= FEW_PER_CLASS,
         "clipped": f"{100 * clipped:.1f} %" if clipped else "",
         "cut": f"the first {shown} of up to {most} images of each class" if most > shown else "",
     }
 
 
-def _class_pictures(coreset: Coreset, shown: int) -> list[dict[str, Any] | None]:
-    """For each class the data URI of its images, or nothing where it has none."""
+def _class_pictures(coreset: Coreset, shown: int) -> list[list[dict[str, str]]]:
+    """For each class its first images, each with its class and weight in words."""
     pixels, labels = coreset.to_pixels(), coreset.hard_labels
-    scale = fitting_scale(pixels)
-    columns = max(1, (BLOCK_WIDTH + GAP) // (pixels.shape[-1] * scale + GAP))
-    pictures: list[dict[str, Any] | None] = []
-    for index in range(len(coreset.classes)):
-        own = pixels[labels == index][:shown]
-        if len(own):
-            block = image_block(own, columns, scale)
-            size = {"width": block.width, "height": block.height}
-            pictures.append({"source": _data_uri(block), "count": count_of(len(own), "image"), **size})
-        else:
-            pictures.append(None)
-    return pictures
+    return [
+        [
+            {"source": data_uri(image), "title": f"Class {name}, weight {weight:,.4g}"}
+            for image, weight in zip(
+                to_images(pixels[labels == index][:shown]), coreset.weights[labels == index].tolist(), strict=False
+            )
+        ]
+        for index, name in enumerate(coreset.classes)
+    ]
 
 
-def _data_uri(image: Image.Image) -> str:
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+def _about(run: Run) -> dict[str, str]:
+    """The command and the date, as they were recorded."""
+    return {name: as_text(run.about[name]) for name in ("command", "finished") if name in run.about}
+
+
+def _numbers(run: Run) -> str:
+    """The address of a table of every number of the metrics: one line each, its place in the document and its value."""
+    lines = io.StringIO()
+    writer = csv.writer(lines)
+    writer.writerow(["quantity", "value"])
+    writer.writerows(_leaves(run.metrics))
+    return "data:text/csv;base64," + base64.b64encode(lines.getvalue().encode()).decode("ascii")
+
+
+def _leaves(content: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(content, Mapping | list):
+        pairs = content.items() if isinstance(content, Mapping) else enumerate(content)
+        for key, value in pairs:
+            yield from _leaves(value, f"{place}.{key}" if place else str(key))
+    elif is_number(content):
+        yield place, content
 
 
 def _curves(run: Run) -> list[dict[str, Any]]:

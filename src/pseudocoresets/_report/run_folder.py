@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pseudocoresets._io.documents import parse_json
-from pseudocoresets._io.files import read_json, require_regular
+from pseudocoresets._io.files import read_json, read_tensors, require_regular
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.coreset import CORESET_FILE, Coreset
 
 CONFIGURATION_FILE = "config.json"
 METRICS_FILE = "metrics.json"
 LOG_FILE = "log.jsonl"
+ABOUT_FILE = "about.json"
+EXAMPLES_FILE = "examples.safetensors"
 INITIAL_FILE = "initial.safetensors"
 
 
@@ -28,6 +33,10 @@ class Run:
     configuration: dict[str, Any] | None
     initial: Coreset | None
     log: list[dict[str, Any]]
+    about: dict[str, Any] = field(default_factory=dict)
+    """The command and when it ended, where they were recorded."""
+    examples: dict[str, Tensor] = field(default_factory=dict)
+    """Test images, as uint8, by what they are examples of."""
 
 
 def read_run(folder: str | os.PathLike[str]) -> Run:
@@ -39,6 +48,7 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         if not (folder / name).is_file():
             raise FileFormatError(f"'{folder}' is not a finished run: it lacks {name}; run 'bpc run' to the end.")
     configuration, initial, log = (folder / name for name in (CONFIGURATION_FILE, INITIAL_FILE, LOG_FILE))
+    about, examples = folder / ABOUT_FILE, folder / EXAMPLES_FILE
     return Run(
         folder=folder,
         coreset=Coreset.load(folder / CORESET_FILE),
@@ -46,6 +56,8 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
         configuration=_read_object(configuration) if configuration.is_file() else None,
         initial=Coreset.load(initial) if initial.is_file() else None,
         log=_read_log(log) if log.is_file() else [],
+        about=_read_object(about) if about.is_file() else {},
+        examples=_read_examples(examples) if examples.is_file() else {},
     )
 
 
@@ -54,6 +66,13 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise FileFormatError(f"'{path}' holds the type {type(content).__name__} where a JSON object should be.")
     return content
+
+
+def _read_examples(path: Path) -> dict[str, Tensor]:
+    tensors, _ = read_tensors(path)
+    if not all(each.dtype == torch.uint8 and each.dim() == 4 and 0 not in each.shape for each in tensors.values()):
+        raise FileFormatError(f"'{path}' holds no images; run again, or remove it.")
+    return tensors
 
 
 def _read_log(path: Path) -> list[dict[str, Any]]:

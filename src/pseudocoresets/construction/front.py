@@ -21,7 +21,7 @@ from pseudocoresets.core.devices import resolve_device
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError, RenamedWarning
 from pseudocoresets.core.points import AnyRows, as_rows
-from pseudocoresets.core.progress import Progress
+from pseudocoresets.core.progress import Progress, by_default
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.core.source import PosteriorSource
 from pseudocoresets.coreset import Coreset
@@ -77,6 +77,7 @@ def construct(
             subsample or a Hilbert coreset of the same size gives way to it; ``configuration["checked"]`` says what was
             measured and what was returned.
         backend: How to compute; chosen for the device where none is given.
+        progress: Who is told how far it is; ``Silent()`` for nobody.
         settings: Those of ``ConstructionSettings``.
     """
     if "experts" in settings:
@@ -85,7 +86,11 @@ def construct(
         )
         source = settings.pop("experts")
     learned = partial(
-        learn, checkpoint=checkpoint, checkpoint_seconds=checkpoint_seconds, initial=initial, progress=progress
+        learn,
+        checkpoint=checkpoint,
+        checkpoint_seconds=checkpoint_seconds,
+        initial=initial,
+        progress=progress or by_default(),
     )
     if not isinstance(data, Dataset):
         if model is None:

@@ -188,7 +188,7 @@ def _iterate(
 ) -> None:
     """Iterate to the end, checkpointing; an interrupted run keeps the last state that was found sound."""
     randomness = Randomness.for_purpose(settings.seed, "construct", device=learner.device)
-    with task(progress, f"coreset by {name}", settings.iterations):
+    with task(progress, f"learning the coreset by {name}", settings.iterations):
         progress.advance(learner.iteration)
         try:
             while learner.iteration < settings.iterations:

@@ -28,6 +28,7 @@ from pseudocoresets.core.progress import Progress, task
 
 PIECE = 1 << 18
 KILOBYTE = 1000
+LARGEST_BY_HASH = 1 << 30
 _BROKEN = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ssl.SSLError)
 
 
@@ -84,6 +85,33 @@ def fetch_sources(
         raise DataUnavailableError(
             f"The folder '{root}' holds an incomplete copy of {name}; remove or complete it, and fetch it again."
         )
+
+
+def fetch_by_hash(address: str, sha256: str, place: Path, patience: Patience | None = None) -> None:
+    """The file at ``address`` as ``place``, once it is sure that it is the one with this hash."""
+    digest, have = hashlib.sha256(), 0
+    request = urllib.request.Request(address, headers={"User-Agent": "pseudocoresets"})
+    try:
+        with (
+            urllib.request.urlopen(request, timeout=(patience or Patience()).timeout) as response,
+            replacing(place) as temporary,
+            temporary.open("wb") as file,
+        ):
+            while piece := response.read(PIECE):
+                have += len(piece)
+                if have > LARGEST_BY_HASH:
+                    raise DataUnavailableError(
+                        f"'{address}' is larger than {LARGEST_BY_HASH:,} bytes; it is no coreset."
+                    )
+                digest.update(piece)
+                file.write(piece)
+            if digest.hexdigest() != sha256:
+                raise DataUnavailableError(
+                    f"'{address}' has the SHA-256 {digest.hexdigest()}, not the {sha256} that was asked for; it has "
+                    "changed or is damaged, and is not used."
+                )
+    except (*_BROKEN, ValueError) as error:
+        raise DataUnavailableError(f"'{address}' could not be fetched ({error}).") from None
 
 
 def _fetch(name: str, source: Source, root: Path, progress: Progress, patience: Patience) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
+from markupsafe import Markup
 from torch import Tensor
 
+from pseudocoresets._io import display
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.errors import InputError
@@ -27,6 +31,7 @@ from pseudocoresets.kernels.diagnostics import Diagnostics, function_space_diagn
 from pseudocoresets.models.networks import NetworkSpec
 
 CONTROL_DRAWS = 5
+CERTAIN_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,16 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class Certainty:
+    """A test datum and how sure the average over all chains is of its class."""
+
+    index: int
+    label: int
+    predicted: int
+    confidence: float
+
+
+@dataclass(frozen=True, repr=False)
 class EvaluationReport:
     """Each metric over runs (one chain each, averaged over its samples), and of the average over all chains."""
 
@@ -62,8 +77,35 @@ class EvaluationReport:
     posterior: Mapping[str, Any]
     diagnostics: Diagnostics | None = None
     """Whether the chains agree, in function space; None for a protocol without chains."""
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """How many test data of each class (first index) the average over all chains takes for each class (second)."""
+    most_certain: tuple[Certainty, ...] = ()
+    least_certain: tuple[Certainty, ...] = ()
     control: EvaluationReport | None = None
     """The same for random real images, where it was asked for."""
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(
+            f"{metric.title} {metric.spread(getattr(self, name).mean, getattr(self, name).std)}"
+            for name, metric in METRICS.items()
+        )
+        return f"EvaluationReport({numbers}, start '{self.protocol}')"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: each metric, beside the control where there is one."""
+        sides = [("coreset", self), *([] if self.control is None else [("control", self.control)])]
+        rows = [
+            [metric.title, *(metric.spread(getattr(each, name).mean, getattr(each, name).std) for _, each in sides)]
+            for name, metric in METRICS.items()
+        ]
+        warning = None if self.diagnostics is None else self.diagnostics.warning
+        note = Markup("") if warning is None else Markup("<p>{}</p>").format(warning)
+        return display.shown("Evaluation on test data", display.table(("", *(name for name, _ in sides)), rows), note)
+
+    @property
+    def per_class(self) -> list[float]:
+        """Accuracy on the data of each class, of the average over all chains; not a number where there are none."""
+        return [row[label] / sum(row) if sum(row) else math.nan for label, row in enumerate(self.confusion)]
 
     @property
     def gain(self) -> dict[str, float]:
@@ -84,6 +126,10 @@ class EvaluationReport:
                 "reliability": self.reliability.as_json(),
                 "posterior": dict(self.posterior),
                 "diagnostics": None if self.diagnostics is None else self.diagnostics.as_json(),
+                "per_class": self.per_class,
+                "confusion": [list(row) for row in self.confusion],
+                "most_certain": [asdict(each) for each in self.most_certain],
+                "least_certain": [asdict(each) for each in self.least_certain],
             }
         )
 
@@ -145,6 +191,9 @@ def pooled(reports: Sequence[EvaluationReport]) -> EvaluationReport:
         protocol=first.protocol,
         posterior=first.posterior,
         diagnostics=_pooled_diagnostics([report.diagnostics for report in reports]),
+        confusion=tuple(
+            tuple(map(sum, zip(*rows, strict=True))) for rows in zip(*(each.confusion for each in reports), strict=True)
+        ),
     )
 
 
@@ -181,4 +230,21 @@ def score(probabilities: Tensor, labels: Tensor, protocol: str, posterior: Mappi
         protocol=protocol,
         posterior=posterior,
         diagnostics=None if protocol == "point" else function_space_diagnostics(probabilities.cpu()),
+        confusion=confusion(together, labels),
+        most_certain=_certain(together, labels, largest=True),
+        least_certain=_certain(together, labels, largest=False),
     )
+
+
+def confusion(probabilities: Tensor, labels: Tensor) -> tuple[tuple[int, ...], ...]:
+    """Counts of data by class and by most probable class."""
+    classes = probabilities.shape[-1]
+    pairs = torch.bincount(labels * classes + probabilities.argmax(-1), minlength=classes**2)
+    return tuple(tuple(row) for row in pairs.view(classes, classes).tolist())
+
+
+def _certain(probabilities: Tensor, labels: Tensor, largest: bool) -> tuple[Certainty, ...]:
+    """The data of the largest, or smallest, confidence."""
+    confidence, predicted = probabilities.max(-1)
+    chosen = confidence.topk(min(CERTAIN_SHOWN, len(labels)), largest=largest).indices.tolist()
+    return tuple(Certainty(i, int(labels[i]), int(predicted[i]), float(confidence[i])) for i in chosen)

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pseudocoresets._io import display
 from pseudocoresets.backends import Backend, PlainBackend
-from pseudocoresets.core.devices import device_memory_error
+from pseudocoresets.core.devices import device_memory_error, threads_for
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.points import AnyRows, as_rows
+from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.transforms import InputTransform
 from pseudocoresets.inference.corrected import CorrectedSamples, corrected
@@ -25,7 +27,7 @@ from pseudocoresets.models.networks import Network
 PREDICTED_AT_ONCE = 1000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PosteriorSamples:
     """Parameters of one model in several chains, how they were drawn, and how to predict with them."""
 
@@ -47,10 +49,22 @@ class PosteriorSamples:
     """From raw images to the network's inputs."""
     backend: Backend = field(default_factory=PlainBackend, repr=False, compare=False)
     """How predictions are computed."""
+    progress: Progress = field(default_factory=Silent, repr=False, compare=False)
+    """Who is told how far predictions are."""
     coreset: Coreset | None = field(default=None, repr=False, compare=False)
     """Whose posterior was sampled."""
     again: Callable[[Coreset], PosteriorSamples] | None = field(default=None, repr=False, compare=False)
     """Samples the posterior of another coreset in the same way, as a control does."""
+
+    def __repr__(self) -> str:
+        chains, samples, size = self.parameters.shape
+        return f"PosteriorSamples({chains} chains of {samples} samples, {size:,} parameters, start '{self.protocol}')"
+
+    def _repr_html_(self) -> str:
+        known = {"R-hat": self.r_hat, "effective sample size": self.ess, "seconds": self.seconds}
+        numbers = [(name, f"{value:.4g}") for name, value in known.items() if math.isfinite(value)]
+        settings = [(name.replace("_", " "), str(value)) for name, value in self.settings.as_json().items()]
+        return display.shown(repr(self), display.facts([*numbers, *settings]))
 
     @property
     def draws(self) -> Tensor:
@@ -95,8 +109,11 @@ class PosteriorSamples:
         chains, samples, _ = self.parameters.shape
         flat = self.parameters.flatten(0, 1)
         transform = self.transform.to(flat.device)
-        with torch.no_grad():
-            parts = [self._predict_batch(flat, chunk, transform) for chunk in images.split(PREDICTED_AT_ONCE)]
+        parts = []
+        with torch.no_grad(), threads_for(images.shape[1:]), task(self.progress, "predicting", len(images)) as shown:
+            for chunk in images.split(PREDICTED_AT_ONCE):
+                parts.append(self._predict_batch(flat, chunk, transform))
+                shown.advance(len(chunk))
         return torch.cat(parts, 1).unflatten(0, (chains, samples))
 
     def _predict_batch(self, parameters: Tensor, images: Tensor, transform: InputTransform) -> Tensor:

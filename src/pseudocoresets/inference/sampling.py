@@ -24,7 +24,7 @@ from pseudocoresets.core.energy import Energy, Model, require_signal
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.options import written
 from pseudocoresets.core.points import Points
-from pseudocoresets.core.progress import Progress, Silent, task
+from pseudocoresets.core.progress import Progress, Silent, by_default, task
 from pseudocoresets.core.registry import parse_name
 from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.core.settings import build_settings
@@ -88,6 +88,7 @@ def sample_posterior(
         backend: How to compute; chosen for the device where none is given.
         settings: Those of ``SamplingSettings`` for networks, of ``sample_model_posterior`` for other models.
     """
+    progress = progress or by_default()
     if model is not None or not coreset.holds_images:
         if model is None:
             raise InputError("A coreset of rows has the posterior of a model: give it as model=...")
@@ -133,11 +134,8 @@ def sample_network_posterior(
     positions = _start_positions(start, network, experts, settings, device)
     posterior = _Posterior(coreset, network, settings, randomness, backend, augmentation)
     began = time.perf_counter()
-    with (
-        threads_for(coreset.x.shape[1:]),
-        task(progress or Silent(), f"posterior of {coreset.method} ({start})", settings.steps) as bar,
-    ):
-        kept = (posterior.train_points if start == "point" else posterior.sample)(positions, bar)
+    with threads_for(coreset.x.shape[1:]):
+        kept = (posterior.train_points if start == "point" else posterior.sample)(positions, progress or Silent())
     return PosteriorSamples(
         kept,
         posterior.model,
@@ -146,6 +144,7 @@ def sample_network_posterior(
         time.perf_counter() - began,
         transform=transform,
         backend=backend,
+        progress=progress or Silent(),
         coreset=coreset,
         again=lambda other: sample_network_posterior(
             other, network, start, settings, experts, device, backend, progress, augmentation
@@ -168,13 +167,14 @@ class _Posterior:
         device = randomness.device.device
         self.backend = backend
         self._settings = settings
+        self._made_by = coreset.method
         self._randomness = randomness
         self.model = Classifier(network, settings.prior_scale)
         self._energy = Energy(self.model, coreset.data_size, settings.temperature)
         self._augmentation = augmentation_for(settings.augment, augmentation, coreset.flippable, settings.mixed_kinds)
         self._points = Points(coreset.images.to(device), coreset.labels.to(device), coreset.weights.to(device))
 
-    def sample(self, positions: Tensor, bar: Progress) -> Tensor:
+    def sample(self, positions: Tensor, progress: Progress) -> Tensor:
         """Kept positions (chains, samples, size) of the chosen sampler.
 
         A kernel that accepts or rejects first adapts its step size, and sees the points without augmentation.
@@ -182,23 +182,25 @@ class _Posterior:
         settings = self._settings
         kernel, augmentation = build_kernel(settings.sampler, settings.step_size), self._augmentation
         if isinstance(kernel, RunsItself):
-            kept = self._run_itself(kernel, positions)
-            bar.advance(settings.steps)
-            return kept
-        if is_adjusted(kernel):
-            target, augmentation = self._energy.target(self._points.x, self._points.y, self._points.weights), None
-            kernel, positions = warm_up(kernel, positions, target, self._warm_up_steps, self._randomness.device)
-        schedule = SCHEDULES[settings.schedule](settings.steps)
-        return self._run(self._plan(kernel, augmentation, schedule, settings.kept_steps()), positions, bar)
+            return self._run_itself(kernel, positions, progress)
+        first = self._warm_up_steps if is_adjusted(kernel) else 0
+        with task(progress, f"sampling the posterior of the coreset by {self._made_by}", first + settings.steps) as bar:
+            if first:
+                target, augmentation = self._energy.target(self._points.x, self._points.y, self._points.weights), None
+                generator = self._randomness.device
+                kernel, positions = warm_up(kernel, positions, target, first, generator, on_step=bar.advance)
+            schedule = SCHEDULES[settings.schedule](settings.steps)
+            return self._run(self._plan(kernel, augmentation, schedule, settings.kept_steps()), positions, bar)
 
-    def train_points(self, positions: Tensor, bar: Progress) -> Tensor:
+    def train_points(self, positions: Tensor, progress: Progress) -> Tensor:
         """SGD on the mean cross-entropy plus the prior's decay; one sample per chain, the last position.
 
         The learning rate is a tenth in the second half.
         """
         kernel = SGD(self._settings.point_learning_rate, POINT_MOMENTUM)
         schedule = Drop(max(1, round(POINT_DECAY_AT * self._settings.steps)))
-        return self._run(self._plan(kernel, self._augmentation, schedule), positions, bar)
+        with task(progress, f"training on the coreset by {self._made_by}", self._settings.steps) as bar:
+            return self._run(self._plan(kernel, self._augmentation, schedule), positions, bar)
 
     def _plan(
         self,
@@ -221,7 +223,7 @@ class _Posterior:
     def _warm_up_steps(self) -> int:
         return max(1, round(self._settings.burn_in * self._settings.steps))
 
-    def _run_itself(self, kernel: RunsItself, positions: Tensor) -> Tensor:
+    def _run_itself(self, kernel: RunsItself, positions: Tensor, progress: Progress) -> Tensor:
         if positions.shape[1] > LARGEST_NUTS_MODEL:
             raise InputError(
                 f"NUTS is for models of at most {LARGEST_NUTS_MODEL:,} parameters; this network has "
@@ -229,7 +231,7 @@ class _Posterior:
             )
         target = self._energy.target(self._points.x, self._points.y, self._points.weights)
         settings = self._settings
-        return kernel.run(target, positions, settings.samples, self._warm_up_steps, settings.seed).samples
+        return kernel.run(target, positions, settings.samples, self._warm_up_steps, settings.seed, progress).samples
 
 
 def _network_for(coreset: Coreset, network: AnyNetwork | None) -> Network:

@@ -13,6 +13,7 @@ Adapting breaks the invariance of the target, so it belongs in the warm-up only.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -80,11 +81,12 @@ def warm_up(
     steps: int,
     generator: torch.Generator,
     target_acceptance: float | None = None,
+    on_step: Callable[[], object] | None = None,
 ) -> WarmUp:
     """Run ``steps`` steps of an adjusted kernel and adapt its step size to ``target_acceptance``.
 
     A population shares one step size, adapted to the mean acceptance of its chains. ``target_acceptance``
-    defaults to the kernel's own: 0.574 for MALA, 0.8 for HMC and NUTS.
+    defaults to the kernel's own: 0.574 for MALA, 0.8 for HMC and NUTS. ``on_step`` is called after each step.
     """
     if not isinstance(kernel, AdjustedKernel):
         raise InputError(
@@ -99,6 +101,8 @@ def warm_up(
         state, info = with_step_size(kernel, averaging.step_size).step(state, target, generator)
         assert info.acceptance is not None
         averaging = averaging.update(float(info.acceptance.mean()))
+        if on_step is not None:
+            on_step()
     if not torch.isfinite(state.position).all():
         raise DivergenceError("The warm-up left the finite numbers; start from another position.")
     return WarmUp(with_step_size(kernel, averaging.average), state.position)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -47,10 +47,19 @@ def transitions(
         yield state, info
 
 
-def advance(kernel: AnyKernel, position: Tensor, target: Target, steps: int, generator: torch.Generator) -> Tensor:
+def advance(
+    kernel: AnyKernel,
+    position: Tensor,
+    target: Target,
+    steps: int,
+    generator: torch.Generator,
+    on_step: Callable[[], object] | None = None,
+) -> Tensor:
     """The position after ``steps`` steps; memory does not grow with ``steps``."""
     for state, _ in transitions(kernel, position, target, steps, generator):
         position = state.position
+        if on_step is not None:
+            on_step()
     return position.detach()
 
 
@@ -62,8 +71,12 @@ def run_chain(
     generator: torch.Generator,
     keep_at: set[int] | range = range(0),
     schedule: Schedule | None = None,
+    on_step: Callable[[], object] | None = None,
 ) -> Chain:
-    """Run ``steps`` steps and keep the positions after those steps (counted from 1) in ``keep_at``."""
+    """Run ``steps`` steps and keep the positions after those steps (counted from 1) in ``keep_at``.
+
+    ``on_step`` is called after each.
+    """
     kept, potentials, acceptances = [], [], []
     for t, (state, info) in enumerate(transitions(kernel, position, target, steps, generator, schedule), 1):
         position = state.position
@@ -72,6 +85,8 @@ def run_chain(
             acceptances.append(info.acceptance)
         if t in keep_at:
             kept.append(position)
+        if on_step is not None:
+            on_step()
     if not torch.isfinite(position).all():
         raise DivergenceError(
             f"The sampler left the finite numbers (step size {kernel.step_size}); lower its step size."

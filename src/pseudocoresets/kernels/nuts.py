@@ -142,7 +142,7 @@ class NUTS:
         scale = math.sqrt(target.temperature)
         plan = _Plan(self, draws, warmup, first_metric, self.step_size * scale)
         starts = position.detach().cpu().double().numpy()
-        with task(progress or Silent(), "NUTS draws", len(starts) * (warmup + draws)) as shown:
+        with task(progress or Silent(), "drawing from the posterior by NUTS", len(starts) * (warmup + draws)) as shown:
             coroutines = [
                 _run_one_chain(start, plan, np.random.default_rng(derive_seed(seed, "nuts", index)), shown)
                 for index, start in enumerate(starts)

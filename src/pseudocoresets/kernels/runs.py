@@ -38,12 +38,12 @@ def sample_chains(
     if isinstance(kernel, RunsItself):
         return kernel.run(target, position, draws, warmup, seed, progress)
     generator, steps = generator_for(seed, "chains", device=position.device), draws * thin
-    with task(progress or Silent(), "draws", warmup + steps) as shown:
+    with task(progress or Silent(), "drawing from the posterior", warmup + steps) as shown:
         if is_adjusted(kernel):
-            kernel, position = warm_up(kernel, position, target, warmup, generator)
+            kernel, position = warm_up(kernel, position, target, warmup, generator, on_step=shown.advance)
         else:
-            position = advance(kernel, position, target, warmup, generator)
-        chain = run_chain(kernel, position, target, steps, generator, range(thin, steps + 1, thin))
-        shown.advance(warmup + steps)
+            position = advance(kernel, position, target, warmup, generator, shown.advance)
+        kept = range(thin, steps + 1, thin)
+        chain = run_chain(kernel, position, target, steps, generator, kept, on_step=shown.advance)
     each = position.new_ones(len(position))
     return Run(chain.kept.transpose(0, 1), chain.acceptance, kernel.step_size * each, 0 * each, steps * each)

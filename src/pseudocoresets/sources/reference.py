@@ -27,7 +27,7 @@ from pseudocoresets.core.errors import DivergenceError, FileFormatError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.points import AnyRows, Points, as_rows
-from pseudocoresets.core.progress import Progress
+from pseudocoresets.core.progress import Progress, by_default
 from pseudocoresets.core.seeds import Randomness, derive_seed, generator_for
 from pseudocoresets.core.source import Draw
 from pseudocoresets.core.targets import WhitenedTarget, all_points, posterior_target, whitened_target
@@ -134,7 +134,7 @@ def reference_posterior(
             except FileFormatError:
                 path.unlink()
     nearest = (fit or GaussianFit(model, data)).gaussian
-    search = _Search(model, all_points(data), chains, seed, progress)
+    search = _Search(model, all_points(data), chains, seed, progress or by_default())
     regions = find_regions(model, data, nearest, seed)
     for factor in (1, 2, 4, MOST_DRAWS_FACTOR):
         found = search.run(regions, factor * draws, factor * warmup)

@@ -27,6 +27,7 @@ from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.devices import PeakMemory, resolve_device, threads_for
 from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.parameterisation import Parameterisation
+from pseudocoresets.core.progress import Silent
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.data.dataset import Dataset, Split
@@ -188,6 +189,7 @@ class _Bench:
             population=4,
             device=self._device,
             backend=self._backend,
+            progress=Silent(),
         )
 
     def evaluation(self, ipc: int) -> Measurement:
@@ -203,6 +205,7 @@ class _Bench:
                 samples=20,
                 device=self._device,
                 backend=self._backend,
+                progress=Silent(),
             )
             samples.predict(self._data.test.images)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pseudocoresets._io.files import require_writable, write_json
 from pseudocoresets.core.devices import threads_for
+from pseudocoresets.core.progress import Job, Stage
 from pseudocoresets.coreset import Coreset, require_same_shape
 from pseudocoresets.data import FOLDER_PREFIX, find_entry, load_dataset
 from pseudocoresets.data.corruptions import CORRUPTIONS
@@ -24,6 +25,10 @@ from pseudocoresets.models.networks import NetworkSpec
 from pseudocoresets.sources.experts import Experts, load_experts
 from pseudocoresets.workflows.place import Workplace
 from pseudocoresets.workflows.plan import Plan, make_plan
+
+PASS_WITHOUT_GRADIENT = 1 / 3
+TASKS_OF_JUDGING = 2
+"""Sampling and predicting."""
 
 
 def evaluate_file(
@@ -66,9 +71,13 @@ def evaluate_file(
         data = replace(data, test=test, transform=data.transform_source)
     coreset = whole_coreset(coreset, data, data_dir)
     trained = None if experts is None else load_experts(experts)
-    with threads_for(data.shape):
-        report = judge(plan, coreset, data, trained, place, network)
-        control = judge_control(plan, coreset.network, data, trained, place, network)
+    stages = judging_stages(plan, data)
+    with threads_for(data.shape), Job(place.progress, "evaluating the coreset", stages) as job:
+        place = replace(place, progress=job)
+        with job.stage("posterior"):
+            report = judge(plan, coreset, data, trained, place, network)
+        with job.stage("control"):
+            control = judge_control(plan, coreset.network, data, trained, place, network)
     seconds = {"evaluate": time.monotonic() - began}
     metrics = metrics_document(replace(plan, method=coreset.method), coreset, report, control, seconds)
     if corruption is not None:
@@ -76,6 +85,16 @@ def evaluate_file(
     if out is not None:
         write_json(out, metrics)
     return metrics
+
+
+def judging_stages(plan: Plan, data: Dataset) -> list[Stage]:
+    """Coreset and control; their work is counted in images that pass the network."""
+    points, sampling = plan.construction.ipc * len(data.classes), plan.sampling
+    work = sampling.chains * (sampling.steps * points + PASS_WITHOUT_GRADIENT * sampling.samples * len(data.test))
+    return [
+        Stage("posterior", work, TASKS_OF_JUDGING),
+        Stage("control", plan.control_draws * work, plan.control_draws * TASKS_OF_JUDGING),
+    ]
 
 
 def judge(

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from pseudocoresets._io.files import require_writable_folder, write_json
+from pseudocoresets._io.files import require_writable_folder, write_json, write_tensors
 from pseudocoresets.construction.loop import Construction
 from pseudocoresets.core.devices import threads_for
+from pseudocoresets.core.progress import Job, Stage
 from pseudocoresets.coreset import library_versions
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.evaluation import EvaluationReport
 from pseudocoresets.evaluation.report import control_coreset
-from pseudocoresets.methods.selection import require_class_size
+from pseudocoresets.methods import build_gradient_method
+from pseudocoresets.methods.selection import SELECTIONS, require_class_size
 from pseudocoresets.sources.experts import Experts, train_experts
 from pseudocoresets.workflows.construct import WorkFiles, construct_plan, write_log
-from pseudocoresets.workflows.evaluate import judge, judge_control, metrics_document
+from pseudocoresets.workflows.evaluate import judge, judge_control, judging_stages, metrics_document
 from pseudocoresets.workflows.place import Workplace, workplace
 from pseudocoresets.workflows.plan import Plan
+from pseudocoresets.workflows.plan import Stage as StageBefore
 
 
 @dataclass(frozen=True)
@@ -53,16 +58,17 @@ def run_plan(
     require_class_size(data.train, plan.construction.ipc)
     timings: dict[str, float] = {}
     experts = None
-    with threads_for(data.shape):
+    with threads_for(data.shape), Job(place.progress, "the whole job", stages_of(plan, data)) as job:
+        place = replace(place, progress=job)
         if plan.needs_experts():
-            with _timed(timings, "experts"):
+            with _timed(timings, "experts", job):
                 experts = experts_for(plan, data, experts_dir or folder / "experts", place)
-        with _timed(timings, "construct"):
+        with _timed(timings, "construct", job):
             made = construct_plan(plan, data, experts, WorkFiles.within(folder), place)
             made.coreset.save(folder / "coreset.safetensors")
-        with _timed(timings, "posterior"):
+        with _timed(timings, "posterior", job):
             report = judge(plan, made.coreset, data, experts, place)
-        with _timed(timings, "control"):
+        with _timed(timings, "control", job):
             control = judge_control(plan, made.coreset.network, data, experts, place)
     metrics = metrics_document(plan, made.coreset, report, control, timings)
     _write_run(folder, plan, data, made, metrics, place.device)
@@ -103,11 +109,44 @@ def _write_run(
     control.save(folder / "control.safetensors")
     write_log(folder / "log.jsonl", made.history)
     made.coreset.show(folder / "coreset.png")
+    sides = {"most": metrics["most_certain"], "least": metrics["least_certain"]}
+    examples = {side: data.test.images[[each["index"] for each in known]].cpu() for side, known in sides.items()}
+    write_tensors(folder / "examples.safetensors", {side: _as_bytes(each) for side, each in examples.items()}, {})
     write_json(folder / "metrics.json", metrics)
 
 
+def _as_bytes(images: Tensor) -> Tensor:
+    """Images as pictures show them, whatever they are made of."""
+    if images.dtype == torch.uint8:
+        return images
+    levels = images.float()
+    return (255 * levels / levels.max().clamp_min(1)).clamp(0, 255).round().to(torch.uint8)
+
+
+def stages_of(plan: Plan, data: Dataset) -> list[Stage]:
+    """What a run will do; its work is counted in images that pass the network."""
+    points = plan.construction.ipc * len(data.classes)
+    parts: list[Plan | StageBefore] = [*plan.before, plan]
+    learned = [each for each in parts if each.method not in SELECTIONS]
+    stages = [
+        Stage("construct", sum(points * _passes(each) for each in learned) + points, max(1, len(learned))),
+        *judging_stages(plan, data),
+    ]
+    if plan.needs_experts():
+        stages.insert(0, Stage("experts", plan.expert_count * plan.experts.epochs * len(data.train)))
+    return stages
+
+
+def _passes(stage: Plan | StageBefore) -> float:
+    """Passes of each point in a construction, as far as the options of its method tell."""
+    options = build_gradient_method(stage.method, stage.method_options).options()
+    counts = [options.get(name) for name in ("chains", "steps", "unrolls")]
+    return stage.construction.iterations * math.prod(count for count in counts if isinstance(count, int))
+
+
 @contextmanager
-def _timed(timings: dict[str, float], name: str) -> Iterator[None]:
+def _timed(timings: dict[str, float], name: str, job: Job) -> Iterator[None]:
     began = time.monotonic()
-    yield
+    with job.stage(name):
+        yield
     timings[name] = time.monotonic() - began

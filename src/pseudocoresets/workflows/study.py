@@ -253,11 +253,18 @@ class _RowJudge:
         built = build_method(method)
         price = self.price if built.needs_source or not is_baseline(built) else 0.0
         began = time.perf_counter()
-        coreset = construct(data.rows, self.fit, method, model=data.model, size=size, seed=seed)
+        coreset = construct(data.rows, self.fit, method, model=data.model, size=size, seed=seed, progress=Silent())
         seconds = time.perf_counter() - began + price
         own_seed = derive_seed(seed, "coreset posterior", method, size)
         samples = sample_posterior(
-            coreset, "nuts", chains=CHAINS, model=data.model, samples=draws, warmup=warmup, seed=own_seed
+            coreset,
+            "nuts",
+            chains=CHAINS,
+            model=data.model,
+            samples=draws,
+            warmup=warmup,
+            seed=own_seed,
+            progress=Silent(),
         )
         self.coresets[cell] = coreset
         if (folder := self.folder(cell)) is not None:

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from pseudocoresets._io import display
 from pseudocoresets._io.files import TensorFile, make_folder, naming, read_json, write_json, write_tensors
 from pseudocoresets._io.schema import (
     ANY_OBJECT,
@@ -119,6 +120,14 @@ class Experts:
 
     def __len__(self) -> int:
         return len(self.trajectories)
+
+    def __repr__(self) -> str:
+        return f"Experts({len(self)} of {self.epochs} epochs, '{self.network.spec}' on '{self.trained_on.name}')"
+
+    def _repr_html_(self) -> str:
+        settings = [(name.replace("_", " "), str(value)) for name, value in asdict(self.settings).items()]
+        about = [("experts", str(len(self))), ("parameters of each", f"{self.network.size:,}")]
+        return display.shown(repr(self), display.facts([*about, *settings]))
 
     @property
     def epochs(self) -> int:

@@ -12,7 +12,7 @@ from pseudocoresets import presets
 from pseudocoresets.backends import Backend, ChainRunner, choose_backend
 from pseudocoresets.core.devices import device_memory_error, resolve_device, threads_for
 from pseudocoresets.core.errors import DivergenceError, InputError
-from pseudocoresets.core.progress import Progress, Silent, task
+from pseudocoresets.core.progress import Progress, Silent, by_default, task
 from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.core.state import Rates
@@ -60,7 +60,8 @@ def train_experts(
     count = own.expert_count if count is None else count
     given = settings if epochs is None else {**settings, "epochs": epochs}
     chosen = build_settings(ExpertSettings, {**own.experts, **given}, "The training of experts")
-    return train(data, network, count, chosen, out, population, device, backend, progress, augmentation)
+    shown = progress or by_default()
+    return train(data, network, count, chosen, out, population, device, backend, shown, augmentation)
 
 
 def train(
@@ -88,11 +89,11 @@ def train(
     keep = in_memory.__setitem__ if store is None else store.add
     if todo:
         where = resolve_device(device)
-        trainer = _Trainer(data, network, settings, where, backend or choose_backend(where), augmentation)
         with (
             threads_for(data.shape),
-            task(progress or Silent(), f"experts on {data.name}", len(todo) * settings.epochs) as shown,
+            task(progress or Silent(), f"training experts on {data.name}", len(todo) * settings.epochs) as shown,
         ):
+            trainer = _Trainer(data, network, settings, where, backend or choose_backend(where), augmentation)
             for numbers in _groups(todo, population or trainer.default_population):
                 for number, trajectory in zip(numbers, trainer.train_in_parts(numbers, shown), strict=True):
                     keep(number, trajectory)

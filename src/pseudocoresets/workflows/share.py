@@ -1,0 +1,123 @@
+"""A coreset with its card as one folder: for a model hub, or the supplement of a paper."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pseudocoresets._io.files import make_folder, read_json, write_json, write_text
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.text import printable
+from pseudocoresets.coreset import CORESET_FILE, Coreset, coreset_path, library_versions
+from pseudocoresets.data import FOLDER_PREFIX, find_entry
+from pseudocoresets.evaluation.metrics import METRICS
+from pseudocoresets.methods.selection import SELECTIONS
+
+UNKNOWN_LICENCE = "unknown: say it with --licence before you publish this folder"
+CARD, METRICS_FILE, PICTURE, SUMS = "README.md", "metrics.json", "coreset.png", "SHA256SUMS"
+REAL = (
+    "**This coreset holds real data** of the data set above, chosen and weighted. Publishing it publishes them: the "
+    "data set's licence and the rights of those it shows apply in full."
+)
+SYNTHETIC = (
+    "The points are synthetic, but they were learned from real data and may start from real points. They carry **no "
+    "formal guarantee of privacy**: the construction is not differentially private, and single points can resemble "
+    "training data, the more so the fewer data a class has. Treat the folder as you would a model trained on the data."
+)
+
+
+def share(path: str | os.PathLike[str], out: str | os.PathLike[str], licence: str | None = None) -> dict[str, Any]:
+    """Write the folder ``out`` from a coreset file or a run folder; what is known of the figures comes from the run."""
+    file = coreset_path(path)
+    folder = Path(out)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"'{folder}' exists and is not empty; choose a new folder with --out.")
+    coreset = Coreset.load(file)
+    beside = file.parent / METRICS_FILE
+    metrics = read_json(beside) if file.name == CORESET_FILE and beside.is_file() else None
+    metrics = metrics if isinstance(metrics, dict) else None
+    make_folder(folder)
+    coreset.save(folder / CORESET_FILE)
+    digest = hashlib.sha256((folder / CORESET_FILE).read_bytes()).hexdigest()
+    if coreset.holds_images and coreset.is_whole:
+        coreset.show(folder / PICTURE)
+    if metrics is not None:
+        write_json(folder / METRICS_FILE, metrics)
+    terms = licence or _licence_of(coreset.source)
+    write_text(folder / SUMS, f"{digest}  {CORESET_FILE}\n")
+    write_text(folder / CARD, card(coreset, terms, digest, metrics, (folder / PICTURE).is_file()))
+    return {"folder": str(folder), "sha256": digest, "licence": terms}
+
+
+def card(coreset: Coreset, licence: str, digest: str, metrics: Mapping[str, Any] | None, pictured: bool) -> str:
+    """What it is, how it was made, its figures, the licence of the data, privacy, and how to load it."""
+    kind = "images" if coreset.holds_images else "rows"
+    source = _source_name(coreset.source)
+    real = coreset.method in SELECTIONS or coreset.indices is not None
+    versions = ", ".join(f"{name} {version}" for name, version in library_versions().items())
+    settings = json.dumps(coreset.configuration, indent=2, default=str)
+    network = "" if coreset.network is None else f", for the network `{coreset.network}`"
+    header = {
+        "license": "other",
+        "license_name": licence,
+        "tags": ["bayesian-pseudo-coreset", "dataset-distillation", "pseudocoresets"],
+        "pretty_name": f"Pseudo-coreset of {source}",
+    }
+    lines = ["---", *(f"{name}: {json.dumps(value)}" for name, value in header.items()), "---", ""]
+    lines += [f"# {'Coreset' if real else 'Pseudo-coreset'} of {source}", ""]
+    lines += [f"![The coreset, one row per class]({PICTURE})", ""] if pictured else []
+    lines += ["## What it is", ""]
+    lines += [
+        f"{len(coreset):,} weighted {kind} that stand in for {coreset.data_size:,} of {source}: the posterior of these "
+        "few, each raised to its weight, is meant to be close to that of all.",
+        "",
+    ]
+    lines += ["## How it was made", "", f"By the method `{coreset.method}` with seed {coreset.seed}{network}.", ""]
+    lines += ["```json", settings, "```", "", f"Libraries: {versions}.", "", "## Figures", "", *_figures(metrics), ""]
+    lines += ["## Licence of the data", "", f"{licence}.", "", "## Privacy", "", REAL if real else SYNTHETIC, ""]
+    lines += ["## How to load it", "", "```python", "import pseudocoresets as pc", ""]
+    lines += [
+        f'coreset = pc.Coreset.load("{CORESET_FILE}")',
+        f"# or from a server: <address>/{CORESET_FILE}#sha256={digest}",
+    ]
+    lines += ["```", "", f"SHA-256 of `{CORESET_FILE}`: `{digest}`", ""]
+    return "\n".join(lines)
+
+
+def _figures(metrics: Mapping[str, Any] | None) -> list[str]:
+    """The figures of a run as a table; a file alone has none."""
+    if metrics is None:
+        return ["None were recorded with the file; `bpc evaluate` measures them."]
+    lines = [f"On test data, protocol `{printable(str(metrics.get('protocol')))}`, mean ± deviation over runs.", ""]
+    lines += ["| metric | this coreset | random real images |", "|---|---|---|"]
+    for name, metric in METRICS.items():
+        own, control = (_spread(block, name, metric.spread) for block in (metrics, metrics.get("control") or {}))
+        lines.append(f"| {metric.title} | {own} | {control} |")
+    return lines
+
+
+def _spread(block: Mapping[str, Any], name: str, written: Any) -> str:
+    try:
+        return str(written(float(block[name]["mean"]), float(block[name]["std"])))
+    except (KeyError, TypeError, ValueError):
+        return "not recorded"
+
+
+def _licence_of(source: str) -> str:
+    """As the catalogue has it; of data of one's own nobody knows it here."""
+    if source.startswith(FOLDER_PREFIX):
+        return UNKNOWN_LICENCE
+    try:
+        return find_entry(source).licence
+    except InputError:
+        return UNKNOWN_LICENCE
+
+
+def _source_name(source: str) -> str:
+    """A folder by its last name alone: the rest is nobody's business."""
+    name = Path(source.removeprefix(FOLDER_PREFIX)).name if source.startswith(FOLDER_PREFIX) else source
+    return printable(name)

@@ -1,0 +1,237 @@
+"""What MkDocs does not do by itself: mathematics, notebooks, a page for each method and the gallery.
+
+Mathematics is written as on GitHub (a fence named ``math``, or ``$`...`$`` in a line) and becomes MathML, which
+browsers typeset without a script. Pages that can be made from the code are made when the site is built.
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.structure.files import File, Files
+
+from pseudocoresets.methods import METHODS, GradientMethod
+from pseudocoresets.methods.selection import SELECTIONS
+
+BLOCK = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+IN_LINE = re.compile(r"\$`([^`]+)`\$")
+OBJECTIVES = {
+    "cd": r"\mathrm{KL}(q\,\|\,\pi_{\tilde x}) - \mathrm{KL}(\Pi^k q\,\|\,\pi_{\tilde x})",
+    "fkl": r"\mathrm{KL}(\pi\,\|\,\pi_{\tilde x})",
+    "fkl-hmc": r"\mathrm{KL}(\pi\,\|\,\pi_{\tilde x})",
+    "fkl-kfl": r"\mathrm{KL}(\pi\,\|\,\pi_{\tilde x})",
+    "rkl": r"\mathrm{KL}(\pi_{\tilde x}\,\|\,\pi)",
+    "psvi": r"\min_{\tilde x, w}\ \mathrm{KL}(\pi_{\tilde x, w}\,\|\,\pi)",
+    "black-box-vi": r"\min_{\tilde x, w}\ \mathrm{KL}(\pi_{\tilde x, w}\,\|\,\pi)",
+    "wasserstein": r"\frac{\| \theta_k(\tilde x) - \theta_{s+e} \|^2}{\| \theta_s - \theta_{s+e} \|^2}",
+    "mtt": r"\frac{\| \theta_k(\tilde x) - \theta_{s+e} \|^2}{\| \theta_s - \theta_{s+e} \|^2}",
+    "bptt": r"\mathbb{E}\left[ E(x, \theta_W(\tilde x)) \right]",
+    "dm": r"\sum_c \left\| \mathrm{mean}\,\psi(A x_c) - \mathrm{mean}\,\psi(A \tilde x_c) \right\|^2",
+    "gm": r"\sum_c \sum_{\mathrm{layers}} \left( 1 - \cos(\nabla_\theta E(x_c), \nabla_\theta E(\tilde x_c)) \right)",
+    "dsa": r"\sum_c \sum_{\mathrm{layers}} ( 1 - \cos(\nabla_\theta E(A x_c), \nabla_\theta E(A \tilde x_c)) )",
+    "kip": r"\frac12 \| y - \Theta(x, \tilde x) (\Theta(\tilde x, \tilde x) + \lambda I)^{-1} \tilde y \|^2",
+    "giga": r"\max_{w \ge 0}\ \frac{\langle L(w), L \rangle}{\| L(w) \|\,\| L \|}",
+    "frank-wolfe": r"\min_{w \ge 0}\ \left\| L - L(w) \right\|^2",
+    "sparse-vi": r"\min_{w \ge 0}\ \mathrm{KL}(\pi_w\,\|\,\pi)",
+}
+"""Of methods whose objective is one formula; the algorithm of each is in its docstring."""
+GREY, COLOURS = "#7a8594", ("#b9c0ca", "#e0883a", "#8fb5e8", "#3a7bd5")
+NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "svhn": "SVHN", "cifar10": "CIFAR-10", "digits": "digits"}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Notebooks become pages, and generated pages join the others."""
+    for file in [each for each in files if each.src_uri.endswith(".ipynb")]:
+        files.remove(file)
+        text = from_notebook(json.loads(Path(file.abs_src_path or "").read_text(encoding="utf-8")))
+        files.append(File.generated(config, file.src_uri.removesuffix(".ipynb") + ".md", content=text))
+    pictures = {each.src_uri for each in files if each.src_uri.startswith("images/")}
+    for name, build in methods().items():
+        files.append(File.generated(config, f"methods/{name}.md", content=method_page(name, build, pictures)))
+    root = Path(config.config_file_path).parent
+    files.append(File.generated(config, "benchmarks.md", content=benchmarks_page(root)))
+    files.append(File.generated(config, "gallery.md", content=gallery_page(pictures)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Formulas leave the text, so that Markdown does not read them, and come back as MathML in the page."""
+    page.meta["formulas"] = formulas = []
+
+    def keep(match: re.Match[str], display: str) -> str:
+        formulas.append(convert(match[1].strip(), display=display))
+        return f"FORMULA{len(formulas) - 1}END" if display == "inline" else f"\n\nFORMULA{len(formulas) - 1}END\n\n"
+
+    markdown = BLOCK.sub(lambda match: keep(match, "block"), markdown)
+    return IN_LINE.sub(lambda match: keep(match, "inline"), markdown)
+
+
+def on_page_content(content: str, page: Any, **_: Any) -> str:
+    return re.sub(r"FORMULA(\d+)END", lambda match: page.meta["formulas"][int(match[1])], content)
+
+
+def methods() -> dict[str, Any]:
+    return {**{name: METHODS[name] for name in METHODS}, **{name: type(SELECTIONS[name]) for name in SELECTIONS}}
+
+
+def method_page(name: str, build: Any, pictures: set[str]) -> str:
+    """Objective, algorithm, options and picture of one method, from its code."""
+    by_gradient = inspect.isclass(build) and issubclass(build, GradientMethod)
+    module = inspect.getmodule(build)
+    texts = [inspect.getdoc(module) if by_gradient and module else None, inspect.getdoc(build)]
+    parts = [f"# `{name}`", ""]
+    if name in OBJECTIVES:
+        parts += ["```math", OBJECTIVES[name], "```", ""]
+    figure = f"images/gallery/{name}.png"
+    if figure in pictures:
+        parts += [f'![The ten digits, one per class, by {name}](../{figure}){{ width="400" }}', ""]
+        parts += ["Ten digits, one per class, by sixty iterations of this method with the preset `quick`.", ""]
+    parts += ["## Objective and algorithm", ""]
+    parts += [as_markdown(text) for text in dict.fromkeys(texts) if text]
+    parts += ["", "## Options", "", "| option | default |", "|---|---|"]
+    accepted = inspect.signature(build).parameters.values() if name in METHODS else ()
+    rows = [f"| `{each.name}` | {option(each.default)} |" for each in accepted]
+    parts += rows or ["| none | |"]
+    parts += [
+        "",
+        "[Methods](../methods.md) compares all of them; [the references](../concepts.md#references) name the papers.",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def option(default: Any) -> str:
+    plain = default is None or isinstance(default, bool | int | float | str)
+    return f"`{default}`" if plain else f"`{type(default).__name__}`"
+
+
+def as_markdown(docstring: str) -> str:
+    """A docstring whose double back-quotes and roles become Markdown's."""
+    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", docstring)
+    return text.replace("``", "`") + "\n"
+
+
+def gallery_page(pictures: set[str]) -> str:
+    """Every picture of a coreset, by data set and by method."""
+    parts = ["# Gallery", "", "Coresets as they are: synthetic images in true pixel space, one row per class.", ""]
+    found = sorted(each for each in pictures if re.fullmatch(r"images/[\w-]+-ipc\d+-\w+\.png", each))
+    for data, title in NAMES.items():
+        own = [each for each in found if each.startswith(f"images/{data}-ipc")]
+        own.sort(key=lambda each: int(re.findall(r"ipc(\d+)", each)[0]))
+        parts += [f"## {title}", ""] if own else []
+        for each in own:
+            ipc, method = re.findall(r"ipc(\d+)-(\w+)\.png", each)[0]
+            words = f"{title}, {ipc} image{'' if ipc == '1' else 's'} per class, by {method}"
+            parts += [
+                f"**{ipc} per class, by [{method}](methods/{method}.md)**",
+                "",
+                f"![{words}]({each}){{ loading=lazy }}",
+                "",
+            ]
+    parts += ["## The same ten digits by every method", ""]
+    parts += [
+        "One image per class after sixty iterations with the preset `quick`; these are not the best that each can do.",
+        "",
+    ]
+    for each in sorted(each for each in pictures if each.startswith("images/gallery/")):
+        name = Path(each).stem
+        parts += [
+            f"**[{name}](methods/{name}.md)**",
+            "",
+            f'![Ten digits by {name}]({each}){{ width="300" loading=lazy }}',
+            "",
+        ]
+    return "\n".join(parts) + "\n"
+
+
+def benchmarks_page(root: Path) -> str:
+    """Accuracy and speed as plots, from the pages and records that hold the figures."""
+    rows = re.findall(
+        r"^\| ([\w-]+) \| (\d+) \| ([\d.]+) ± [^|]+\| ([\d.]+) ± [^|]+\|[^|]+\|[^|]+\| ([\d.]+) \| ([\d.]+) \|",
+        (root / "docs/results.md").read_text(encoding="utf-8").split("### Summary")[1].split("###")[0],
+        re.MULTILINE,
+    )
+    labels = [f"{NAMES.get(data, data)}, {ipc}" for data, ipc, *_ in rows]
+    series = {
+        "random real images, five chains averaged": [float(row[4]) for row in rows],
+        "paper, one run": [float(row[5]) for row in rows],
+        "this library, one chain": [float(row[2]) for row in rows],
+        "this library, five chains averaged": [float(row[3]) for row in rows],
+    }
+    accuracy = bars(labels, series, "test accuracy in %")
+    records = json.loads((root / "benchmarks/results/bench_h200.json").read_text(encoding="utf-8"))["rows"]
+    timed = [row for row in records if row.get("reference") and row["unit"] == "ms"]
+    speed = bars(
+        [row["what"] for row in timed],
+        {"plain PyTorch loop": [row["reference"] for row in timed], "this library": [row["ours"] for row in timed]},
+        "ms per iteration",
+    )
+    return f"""# Benchmarks
+
+## Accuracy
+
+Chains of a ConvNet from a fresh start, on test data that nothing was chosen by. The number after a data
+set is that of images per class. [Results](results.md) has every figure, its spread and how it was made.
+
+{accuracy}
+
+## Speed
+
+One iteration of contrastive divergence with 100 chain steps on an H200, beside the published algorithm as a plain
+PyTorch loop. [Speed](speed.md) says how.
+
+{speed}
+"""
+
+
+def bars(labels: list[str], series: dict[str, list[float]], axis: str) -> str:
+    """Groups of horizontal bars as inline SVG, readable on light and dark ground."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    figure = Figure((8, 0.6 + 0.22 * len(labels) * len(series)), layout="constrained", facecolor="none")
+    axes = figure.subplots()
+    axes.set_facecolor("none")
+    for number, (name, values) in enumerate(series.items()):
+        places = [len(series) * 1.3 * row + number for row in range(len(labels))]
+        colours = COLOURS if len(series) == len(COLOURS) else (COLOURS[1], COLOURS[-1])
+        drawn = axes.barh(places, values, 0.9, label=name, color=colours[number])
+        axes.bar_label(drawn, fmt="%.1f", padding=3, fontsize=7, color=GREY)
+    axes.set_yticks([len(series) * 1.3 * row + (len(series) - 1) / 2 for row in range(len(labels))], labels, color=GREY)
+    axes.invert_yaxis()
+    axes.set_xlabel(axis, color=GREY)
+    axes.tick_params(colors=GREY, length=0)
+    axes.spines[:].set_visible(False)
+    figure.legend(frameon=False, labelcolor=GREY, fontsize=8, loc="outside upper left", ncols=2)
+    buffer = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": axis}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    text = buffer.getvalue()
+    drawing = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    label = html.escape(f"{axis} of {', '.join(series)}")
+    return f'<div class="plot" role="img" aria-label="{label}">{drawing}</div>'
+
+
+def from_notebook(book: dict[str, Any]) -> str:
+    """A notebook as Markdown: text, code, and what each cell shows."""
+    parts = []
+    for cell in book["cells"]:
+        source = "".join(cell["source"])
+        parts += [source, ""] if cell["cell_type"] == "markdown" else ["```python", source, "```", ""]
+        for output in cell.get("outputs", []):
+            parts += shown(output)
+    return "\n".join(parts) + "\n"
+
+
+def shown(output: dict[str, Any]) -> list[str]:
+    data = output.get("data", {})
+    if "text/html" in data:
+        return [f'<div class="output">{"".join(data["text/html"])}</div>', ""]
+    text = "".join(data.get("text/plain", output.get("text", "")))
+    return [f'<div class="output"><pre>{html.escape(text)}</pre></div>', ""] if text else []
