@@ -15,7 +15,7 @@ from pseudocoresets.data.tables import load_posterior_data
     [
         ("linear", "y", [f"{i},{i * i % 7},{'inf' if i == 3 else i}" for i in range(30)], "target 'y' .* not finite"),
         ("linear", "y", [f"{i},{'nan' if i == 3 else i % 7},{i}" for i in range(30)], "'b'"),
-        ("gaussian-mean", None, [f"{i},{2 * i},{i % 2}" for i in range(30)], "multiples of others"),
+        ("gaussian-mean", None, [f"{i},{2 * i},{i % 2}" for i in range(30)], "says the same as"),
         ("linear", "y", [], "at least one line of data"),
     ],
 )
