@@ -186,6 +186,12 @@ def configuration(method: GradientMethod, settings: ConstructionSettings) -> dic
     return {"settings": asdict(settings), "method": method.options()}
 
 
+def watched_iterations(iterations: int) -> list[int]:
+    """When a construction is shown to who watches it, in order; the start and the end are known anyway."""
+    marks = {part * iterations // WATCHED_PARTS for part in range(1, WATCHED_PARTS)}
+    return sorted(mark for mark in marks if 0 < mark < iterations)
+
+
 def _iterate(
     learner: Learner,
     method: GradientMethod,
@@ -198,7 +204,7 @@ def _iterate(
 ) -> None:
     """Iterate to the end, checkpointing; an interrupted run keeps the last state that was found sound."""
     randomness = Randomness.for_purpose(settings.seed, "construct", device=learner.device)
-    watched = {part * settings.iterations // WATCHED_PARTS for part in range(1, WATCHED_PARTS)} if show else set()
+    watched = watched_iterations(settings.iterations)
     with task(progress, f"learning the coreset by {name}", settings.iterations):
         progress.advance(learner.iteration)
         try:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets._io.files import make_folder, read_tensors, require_writable_folder, write_json, write_tensors
-from pseudocoresets.construction.loop import WATCHED_PARTS, Construction, Watch
+from pseudocoresets.construction.loop import WATCHED_PARTS, Construction, Watch, watched_iterations
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.progress import Job, Stage
 from pseudocoresets.coreset import Coreset, library_versions
@@ -87,11 +87,11 @@ def accuracy_along(
     if not made.history:
         return []
     last, steps = len(made.history), {0: made.initial}
-    for path in (folder / ALONG).glob("*.safetensors"):
-        points, _ = read_tensors(path)
-        known = replace(made.coreset, x=points["x"], y=points["y"], weights=points["weights"])
-        steps[int(path.stem)] = known
-    steps = {at: each for at, each in sorted(steps.items()) if at < last} | {last: made.coreset}
+    for at in watched_iterations(last):
+        if (path := folder / ALONG / f"{at}.safetensors").is_file():
+            points, _ = read_tensors(path)
+            steps[at] = replace(made.coreset, x=points["x"], y=points["y"], weights=points["weights"])
+    steps[last] = made.coreset
     one_chain = replace(plan, sampling=replace(plan.sampling, chains=1))
     return [
         {"iteration": at, "accuracy": judge(one_chain, each, data, experts, place).accuracy.mean}
