@@ -40,7 +40,7 @@ from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import Gaussian, kl_divergence
 from pseudocoresets.core.points import Points, Rows
 from pseudocoresets.inference.models import gaussian_moments
-from pseudocoresets.methods import METHODS, Solver, row_problem
+from pseudocoresets.methods import METHODS
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.models.gaussian_mean import GaussianMean
 from pseudocoresets.models.glm import LogisticRegression
@@ -224,10 +224,7 @@ class Case:
 def build_with_ours(case: Case, method: str, size: int, seed: int) -> tuple[Points, dict[str, float]]:
     entry = METHODS[method]()
     watch = Stopwatch()
-    if isinstance(entry, Solver):
-        points = entry.solve(row_problem(case.model, case.rows), size, seed)
-    else:
-        points = construct(case.rows, model=case.model, method=entry, size=size, seed=seed).points
+    points = construct(case.rows, model=case.model, method=entry, size=size, seed=seed).points
     return points, watch.read()
 
 

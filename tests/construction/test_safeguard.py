@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.glm_problems import FAMILIES, TRAITS, GlmProblem, glm_problem
 
 import pseudocoresets as pc
-from pseudocoresets.construction.safeguard import CHECKED, EVERYTHING, OWN, Safeguard, between
+from pseudocoresets.construction.safeguard import CHECKED, EVERYTHING, FEWER, OWN, Safeguard, between
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import kl_divergence
 from pseudocoresets.core.points import Points
@@ -92,6 +92,18 @@ def test_a_useless_coreset_gives_way_to_a_simple_one_and_says_so(fails: bool) ->
     assert checked["kl"][checked["returned"]] == min(checked["kl"].values())
     assert (OWN in checked["kl"]) is not fails
     torch.testing.assert_close(found.x, problem.rows.x[found.indices])
+
+
+class UselessSynthetic(Useless):
+    synthetic: ClassVar[bool] = True
+
+
+def test_many_synthetic_points_stand_beside_fewer() -> None:
+    problem = glm_problem("logistic", "plain", 200, 3, seed=0)
+    found = pc.construct(problem.rows, problem.fit, UselessSynthetic(), model=problem.model, size=20)
+    assert found.configuration[CHECKED]["returned"] == FEWER
+    assert len(found) == 6
+    assert problem.divergence(found.points)[0] < 0.05
 
 
 def test_without_the_check_a_method_is_taken_at_its_word() -> None:

@@ -48,7 +48,7 @@ def posterior(
     ] = 1,
     out: Annotated[Path | None, typer.Option("--out", help="Folder; default runs/posterior-DATA.")] = None,
     cache: Annotated[Path, typer.Option("--cache", help="Folder of reference posteriors.")] = Path(".cache/posterior"),
-    demo: Annotated[bool, typer.Option("--demo", help="A small study that takes less than 20 seconds.")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="A small study: some 20 seconds on two cores.")] = False,
     jobs: Annotated[
         int | None, typer.Option("--jobs", min=1, max=1024, help="Processes; default: one per core for small data.")
     ] = None,

@@ -75,6 +75,8 @@ class RowTask:
         check_size(len(self.data), self.size)
         with contextlib.suppress(DivergenceError):
             guard.offer(OWN, solver.solve(self.about, self.size, seed))
+        if solver.synthetic:
+            guard.offer_fewer()
         guard.offer_simple()
         return self.coreset(guard.best, name, seed, {**recorded, CHECKED: guard.record()})
 
@@ -95,6 +97,7 @@ class RowTask:
             guard.offer(OWN, made.coreset.points)
             guard.offer_way_back(form.points(form.initial()), made.coreset.points)
             made.discard_checkpoint()
+        guard.offer_fewer()
         guard.offer_simple()
         return self.coreset(guard.best, method_name(method), settings.seed, {**recorded, CHECKED: guard.record()})
 

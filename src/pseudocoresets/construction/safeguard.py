@@ -2,25 +2,29 @@
 
 Its divergence KL(pi || pi_u) is estimated without a chain (``Yardstick``), beside that of simple coresets of the same
 size: a uniform subsample and the Hilbert coresets of Frank-Wolfe and GIGA, or all the data where as many are allowed.
-A gradient method's points are also tried on the way back to where they started, at 1/2, 1/4, 1/8 and 0 of the way. The
-nearest is returned, and the coreset says which it is.
+A gradient method's points are also tried on the way back to where they started, at 1/2, 1/4, 1/8 and 0 of the way, and
+beside more than twice as many synthetic points as parameters stands a start of that many: searches over many points end
+in worse places at times, and more points should not do harm. The nearest is returned, and the coreset says which it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pseudocoresets._io.files import finite_fields
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.targets import all_points
-from pseudocoresets.methods import FrankWolfe, Giga, Method, Problem, Solver, Uniform
+from pseudocoresets.methods import FrankWolfe, Giga, Method, Problem, Solver, Uniform, starting_points
 from pseudocoresets.methods.selection.hilbert import hilbert_coreset
-from pseudocoresets.methods.solver import full_data, yardstick_of
+from pseudocoresets.methods.solver import full_data, smooth_model, yardstick_of
+from pseudocoresets.sources.yardstick import Yardstick
 
-OWN, START, EVERYTHING = "own", "start", "all data"
+OWN, START, FEWER, EVERYTHING = "own", "start", "fewer points", "all data"
 WAY_BACK = (0.5, 0.25, 0.125)
 CLEARLY = 0.98
 """The share of a divergence that is less by more than the noise of the measurement."""
@@ -40,15 +44,26 @@ class Safeguard:
 
     def offer(self, name: str, points: Points) -> None:
         """Measure a candidate; one that is not clearly nearer than those before it is forgotten."""
-        self.divergences[name] = yardstick_of(self.problem).divergence(points)
+        self.divergences[name] = self._yardstick.divergence(points)
         if self._best is None or self.divergences[name] < CLEARLY * self.divergences[self._best[0]]:
             self._best = name, points
+
+    @cached_property
+    def _yardstick(self) -> Yardstick:
+        return yardstick_of(self.problem)
 
     def offer_way_back(self, start: Points, end: Points) -> None:
         """Points between ``start`` and ``end``, and ``start`` itself."""
         self.offer(START, start)
         for share in WAY_BACK:
             self.offer(f"{share:g} of the way", between(start, end, share))
+
+    def offer_fewer(self) -> None:
+        """The start of a search over twice as many points as parameters, where more are allowed."""
+        fewer = 2 * smooth_model(self.problem).size
+        if fewer < self.size:
+            with contextlib.suppress(DivergenceError):
+                self.offer(FEWER, starting_points(self.problem, fewer, self.seed, sharpen=True).start)
 
     def offer_simple(self) -> None:
         """Coresets that need no method."""

@@ -32,7 +32,7 @@ START_NEAR = 0.5
 """Nats below which a short search for a start has not lost a direction."""
 START_ENOUGH = 1e-3
 """Nats below which a start is left to the method that asked for it."""
-SHARPENING_ROUNDS, SHARPENING_STEPS = 8, 30
+SHARPENING_ROUNDS, SHARPENING_STEPS = 8, 100
 WORTH_A_ROUND = 0.97
 """The share of a divergence that a round must leave at most for another one to be worth its time."""
 

@@ -1,0 +1,369 @@
+"""All methods on problems that nobody tuned them for, beside `bayesiancoresets`: KL(full || coreset) by size and seed.
+
+    python benchmarks/posterior_problems.py --posteriordb FOLDER --peer CHECKOUT --out FILE
+
+FOLDER holds posteriordb (github.com/stan-dev/posteriordb) and CHECKOUT the peer's repository; without the first, its
+problems are named as missing, and without the second the peer is left out. The regressions of posteriordb are those of
+kidiq, earnings, nes, diamonds, mesquite, sblrc, sblri, wells, nes_logit and GLM_Poisson. Features and a linear model's
+target are standardised, the prior is N(0, 10^2) in those units and a linear model's noise is known (its least-squares
+estimate). Where the published model has a flat prior, the divergence from its reference draws is recorded beside
+(`kl_reference_draws`). The other problems are drawn here: separable, imbalanced, collinear, heavy-tailed, large counts,
+few data, many parameters.
+
+Every coreset is scored by importance sampling with draws that no construction has seen (`Yardstick` with another seed;
+in closed form for linear models). `verdict` holds, per problem and size, the medians over seeds, whether the best of
+ours is no worse than the best of the peer's, and the largest ratio of a checked method to the best of ours that need
+no cleverness (uniform, Frank-Wolfe, GIGA), of which 1.1 is allowed. Divergences below a thousandth of a nat count as
+equal. What the peer cannot do is infinite. Problems that the file already holds are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from posterior_peer import build_with_peer
+from provenance import provenance
+from pseudocoresets._io.files import write_json
+from pseudocoresets.construction import construct
+from pseudocoresets.construction.safeguard import CHECKED
+from pseudocoresets.core.gaussian import Gaussian, kl_divergence
+from pseudocoresets.core.points import Points, Rows
+from pseudocoresets.models.expectation import SmoothModel
+from pseudocoresets.models.glm import LinearRegression, LogisticRegression, PoissonRegression
+from pseudocoresets.sources.gaussian_fit import GaussianFit, find_mode, fit_gaussian
+from pseudocoresets.sources.yardstick import Yardstick
+from pseudocoresets.workflows.parallel import processes
+
+SIZES = (5, 20, 60)
+SIMPLE = ("uniform", "frank-wolfe", "giga")
+OURS = (*SIMPLE, "moments", "gaussian-psvi", "cd", "quasi-newton")
+PEER = ("uniform", "frank-wolfe", "giga")
+UNSEEN = 20_261
+"""The seed of the draws that score."""
+EQUAL = 1e-3
+PRIOR_SCALE = 10.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its data, and how parameters of the published model become ours."""
+
+    name: str
+    model: SmoothModel
+    rows: Rows
+    reference: Gaussian | None = None
+    """The Gaussian of posteriordb's reference draws, in our units."""
+
+
+# --- problems drawn here --------------------------------------------------------------------------
+
+
+def drawn(name: str, family: str, n: int, d: int, seed: int) -> Case:
+    """The name says what is special about it."""
+    stream = np.random.default_rng([seed, n, d])
+    x = stream.laplace(size=(n, d))
+    if "heavy" in name:
+        x = stream.standard_t(2.2, (n, d))
+    if "collinear" in name:
+        x[:, 1::2] = x[:, : 2 * (d // 2) : 2] + 0.02 * x[:, 1::2]
+    x[:, -1] = 1
+    theta = stream.uniform(-1, 1, d) / math.sqrt(d / 3)
+    theta[-1] = -4.0 if "imbalanced" in name else 0.0
+    eta = np.clip(x @ theta, -30, 30)
+    if family == "linear":
+        return _case(name, LinearRegression(d, PRIOR_SCALE), x, eta + stream.standard_normal(n))
+    if family == "logistic":
+        chance = 1 / (1 + np.exp(-eta * (15.0 if "separable" in name else 1.0)))
+        return _case(name, LogisticRegression(d, PRIOR_SCALE), x, (stream.random(n) < chance).astype(float))
+    rate = np.exp(np.clip(0.6 * eta + (5.5 if "counts" in name else 0.5), -10, 9))
+    return _case(name, PoissonRegression(d, PRIOR_SCALE), x, stream.poisson(rate).astype(float))
+
+
+DRAWN = (
+    ("separable, d 6", "logistic", 600, 6),
+    ("separable, d 15", "logistic", 1500, 15),
+    ("imbalanced, d 5", "logistic", 3000, 5),
+    ("imbalanced, d 12", "logistic", 5000, 12),
+    ("heavy-tailed logistic", "logistic", 1000, 8),
+    ("collinear logistic", "logistic", 800, 8),
+    ("few data, logistic", "logistic", 40, 5),
+    ("many parameters, logistic", "logistic", 4000, 40),
+    ("large counts, d 4", "poisson", 500, 4),
+    ("large counts, d 10", "poisson", 2000, 10),
+    ("heavy-tailed Poisson", "poisson", 1000, 5),
+    ("collinear Poisson", "poisson", 600, 6),
+    ("collinear linear", "linear", 1000, 10),
+    ("heavy-tailed linear", "linear", 2000, 12),
+    ("many parameters, linear", "linear", 3000, 50),
+)
+
+
+# --- problems of posteriordb ----------------------------------------------------------------------
+
+
+Design = Callable[[dict[str, np.ndarray]], tuple[np.ndarray, np.ndarray]]
+
+
+def columns(target: str, *names: str, log: bool = False) -> Design:
+    """A constant, then columns or products of columns ("a*b")."""
+
+    def design(data: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        parts = [np.prod([data[part] for part in name.split("*")], axis=0) for name in names]
+        y = data[target]
+        return np.column_stack([np.ones(len(y)), *parts]), np.log(y) if log else y
+
+    return design
+
+
+def nes(data: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    ages = [(data["age_discrete"] == group).astype(float) for group in (2, 3, 4)]
+    names = ("educ1", "gender", "income")
+    parts = [data["real_ideo"], data["race_adj"], *ages, *(data[name] for name in names)]
+    return np.column_stack([np.ones(len(parts[0])), *parts]), data["partyid7"]
+
+
+def log_mesquite(data: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    volume, area = data["diam1"] * data["diam2"] * data["canopy_height"], data["diam1"] * data["diam2"]
+    shape, height = data["diam1"] / data["diam2"], data["total_height"]
+    parts = [*(np.log(each) for each in (volume, area, shape, height)), data["group"]]
+    return np.column_stack([np.ones(len(volume)), *parts]), np.log(data["weight"])
+
+
+def matrix(target: str, name: str) -> Design:
+    return lambda data: (np.column_stack([np.ones(len(data[target])), data[name]]), data[target])
+
+
+def diamonds(data: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    return data["X"], data["Y"]
+
+
+def poisson_years(data: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    year = data["year"]
+    return np.column_stack([np.ones(len(year)), year, year**2, year**3]), data["C"]
+
+
+PUBLISHED: tuple[tuple[str, str, str, Design], ...] = (
+    ("kidiq-kidscore_momiq", "linear", "kidiq", columns("kid_score", "mom_iq")),
+    ("kidiq-kidscore_momhs", "linear", "kidiq", columns("kid_score", "mom_hs")),
+    ("kidiq-kidscore_momhsiq", "linear", "kidiq", columns("kid_score", "mom_hs", "mom_iq")),
+    ("kidiq-kidscore_interaction", "linear", "kidiq", columns("kid_score", "mom_hs", "mom_iq", "mom_hs*mom_iq")),
+    ("earnings-earn_height", "linear", "earnings", columns("earn", "height")),
+    ("earnings-logearn_height", "linear", "earnings", columns("earn", "height", log=True)),
+    ("earnings-logearn_interaction", "linear", "earnings", columns("earn", "height", "male", "height*male", log=True)),
+    *((f"nes{year}-nes", "linear", f"nes{year}", nes) for year in range(1972, 2001, 4)),
+    ("mesquite-logmesquite_logvash", "linear", "mesquite", log_mesquite),
+    ("sblrc", "linear", "sblrc", matrix("y", "X")),
+    ("sblri", "linear", "sblri", matrix("y", "X")),
+    ("diamonds", "linear", "diamonds", diamonds),
+    ("wells-dist", "logistic", "wells_data", columns("switched", "dist")),
+    ("wells-interaction", "logistic", "wells_data", columns("switched", "dist", "arsenic", "dist*arsenic")),
+    ("wells-all", "logistic", "wells_data", columns("switched", "dist", "arsenic", "educ", "assoc")),
+    ("nes_logit", "logistic", "nes_logit_data", columns("vote", "income")),
+    ("GLM_Poisson", "poisson", "GLM_Poisson_Data", poisson_years),
+)
+
+
+def published(root: Path, name: str, family: str, data_name: str, design: Design) -> Case | None:
+    """A regression of posteriordb in standardised units; None where its data are not there."""
+    path = root / "posterior_database/data/data" / f"{data_name}.json.zip"
+    if not path.is_file():
+        return None
+    data = {key: np.asarray(value, dtype=float) for key, value in _zipped(path).items()}
+    x, y = design(data)
+    means, scales = x.mean(0), x.std(0)
+    means[0], scales[0] = 0.0, 1.0
+    z = (x - means) / scales
+    if family != "linear":
+        model = (LogisticRegression if family == "logistic" else PoissonRegression)(x.shape[1], PRIOR_SCALE)
+        return _case(name, model, z, y)
+    centre, unit = y.mean(), y.std()
+    target = (y - centre) / unit
+    rest = target - z @ np.linalg.lstsq(z, target, rcond=None)[0]
+    noise = math.sqrt(float(rest @ rest) / (len(y) - x.shape[1]))
+    draws_at = root / "posterior_database/reference_posteriors/draws/draws" / f"{name}.json.zip"
+    reference = None
+    if draws_at.is_file():
+        beta = np.column_stack(_reference_draws(draws_at, x.shape[1]))
+        theta = beta * scales / unit
+        theta[:, 0] = (beta @ np.where(np.arange(len(means)) == 0, 1.0, means) - centre) / unit
+        reference = Gaussian.fit(torch.from_numpy(theta))
+    return _case(name, LinearRegression(x.shape[1], PRIOR_SCALE, noise), z, target, reference)
+
+
+def _zipped(path: Path) -> Any:
+    with zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read(archive.namelist()[0]))
+
+
+def _reference_draws(path: Path, size: int) -> list[np.ndarray]:
+    chains = _zipped(path)
+    return [np.concatenate([chain[f"beta[{index + 1}]"] for chain in chains]) for index in range(size)]
+
+
+def _case(name: str, model: SmoothModel, x: np.ndarray, y: np.ndarray, reference: Gaussian | None = None) -> Case:
+    return Case(name, model, Rows(torch.from_numpy(x), torch.from_numpy(np.asarray(y, dtype=float))), reference)
+
+
+# --- the peer -------------------------------------------------------------------------------------
+
+
+class ModelSide:
+    """A model as the peer wants it: points are rows (x, y), projected on draws of a Laplace approximation."""
+
+    projections = 500
+
+    def __init__(self, case: Case) -> None:
+        self._model = case.model
+        self.points = torch.cat([case.rows.x, case.rows.y[:, None]], 1).numpy()
+
+    def log_likelihood(self, points: np.ndarray, theta: np.ndarray) -> np.ndarray:
+        points, theta = np.atleast_2d(points), np.atleast_2d(theta)
+        x, y = torch.from_numpy(points[:, :-1].copy()), torch.from_numpy(points[:, -1].copy())
+        return self._model.log_likelihood(torch.from_numpy(np.ascontiguousarray(theta)), x, y).numpy().T
+
+    def posterior(self, weights: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        found = find_mode(self._model, self.coreset(weights, points), torch.zeros(self._model.size).double())
+        return found.mean.numpy(), found.factor.numpy()
+
+    def coreset(self, weights: np.ndarray, points: np.ndarray) -> Points:
+        both = torch.from_numpy(np.ascontiguousarray(np.atleast_2d(points), dtype=float))
+        return Points(both[:, :-1], both[:, -1], torch.from_numpy(np.asarray(weights, dtype=float)))
+
+
+# --- the run --------------------------------------------------------------------------------------
+
+
+def measured(case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    """All cells of one problem, and the verdict."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    sizes = [size for size in options.sizes if size < len(case.rows)]
+    fit = GaussianFit(case.model, case.rows)
+    score = Yardstick(case.model, case.rows, fit.gaussian, UNSEEN)
+    cells: dict[str, dict[str, Any]] = {"ours": {}, "peer": {}}
+    for seed in range(options.seeds):
+        for method in options.methods:
+            for size in sizes:
+                _add(cells["ours"], method, size, _ours(case, fit, score, method, size, seed))
+        for method in options.peer_methods if options.peer is not None else ():
+            for size, cell in _peer(case, score, method, tuple(sizes), seed, options.peer):
+                _add(cells["peer"], method, size, cell)
+    known = {"n": len(case.rows), "parameters": case.model.size, "model": type(case.model).__name__}
+    if case.reference is not None:
+        known["kl_reference_draws_to_exact"] = float(kl_divergence(case.reference, fit.gaussian))
+    return known | {"cells": cells, "verdict": {str(size): verdict(cells, size) for size in sizes}}
+
+
+def _ours(case: Case, fit: GaussianFit, score: Yardstick, method: str, size: int, seed: int) -> dict[str, Any]:
+    began = time.process_time()
+    coreset = construct(case.rows, fit, method, model=case.model, size=size, seed=seed)
+    seconds = time.process_time() - began
+    cell = {"kl": score.divergence(coreset.points), "processor_seconds": seconds}
+    returned = coreset.configuration.get(CHECKED, {}).get("returned")
+    if returned is not None:
+        cell["returned"] = returned
+    if case.reference is not None:
+        cell["kl_reference_draws"] = float(kl_divergence(case.reference, fit_gaussian(case.model, coreset.points)))
+    return cell
+
+
+def _peer(
+    case: Case, score: Yardstick, method: str, sizes: tuple[int, ...], seed: int, folder: Path
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    sys.path.insert(0, str(folder))
+    import bayesiancoresets as bc
+
+    bc.util.set_verbosity("error")
+    try:
+        built = build_with_peer(bc, ModelSide(case), method, sizes, seed, None)
+    except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
+        yield from ((size, {"kl": math.inf, "failure": str(error)}) for size in sizes)
+        return
+    for size, points, seconds in built:
+        yield size, {"kl": score.divergence(points) if len(points) else math.inf, **seconds}
+
+
+def _add(cells: dict[str, Any], method: str, size: int, cell: dict[str, Any]) -> None:
+    cells.setdefault(method, {}).setdefault(str(size), []).append(cell)
+
+
+def verdict(cells: dict[str, Any], size: int) -> dict[str, Any]:
+    """Medians over seeds, who is best, and how much worse than the simple ones a checked method is at most."""
+    medians = {
+        side: {method: statistics.median(cell["kl"] for cell in found[str(size)]) for method, found in methods.items()}
+        for side, methods in cells.items()
+    }
+    ours, peer = medians["ours"], medians["peer"]
+    simple = min(ours[name] for name in SIMPLE if name in ours)
+    checked = {name: value for name, value in ours.items() if name not in SIMPLE}
+    worst = max(checked, key=lambda name: checked[name])
+    result = {"medians": medians, "best": min(ours, key=lambda name: ours[name]), "worst_checked": worst}
+    result["worst_ratio"] = (checked[worst] + EQUAL) / (simple + EQUAL)
+    if peer:
+        result["ours_best"] = min(ours.values()) <= min(peer.values()) + EQUAL
+    return result
+
+
+def summary(problems: dict[str, Any]) -> dict[str, Any]:
+    verdicts = [each for problem in problems.values() for each in problem["verdict"].values()]
+    beside = [each["ours_best"] for each in verdicts if "ours_best" in each]
+    return {
+        "problems": len(problems),
+        "cells": len(verdicts),
+        "ours_best": sum(beside),
+        "beside_peer": len(beside),
+        "within_1.1_of_simple": sum(each["worst_ratio"] <= 1.1 for each in verdicts),
+        "largest_ratio": max(each["worst_ratio"] for each in verdicts),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--posteriordb", type=Path)
+    parser.add_argument("--peer", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--sizes", type=lambda text: tuple(map(int, text.split(","))), default=SIZES)
+    parser.add_argument("--methods", type=lambda text: tuple(text.split(",")), default=OURS)
+    parser.add_argument("--peer-methods", type=lambda text: tuple(text.split(",")), default=PEER)
+    parser.add_argument("--problems", type=lambda text: text.split(";"), help="Names, separated by semicolons.")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1)
+    options = parser.parse_args()
+    cases, missing = [drawn(*each, seed=index) for index, each in enumerate(DRAWN)], []
+    for each in PUBLISHED:
+        found = None if options.posteriordb is None else published(options.posteriordb, *each)
+        cases += [found] if found is not None else []
+        missing += [each[0]] if found is None else []
+    if missing:
+        print("missing (give --posteriordb):", ", ".join(missing))
+    record = json.loads(options.out.read_text()) if options.out.is_file() else {"problems": {}}
+    record.setdefault("runs", []).append(provenance() | {"command": " ".join(sys.argv[1:])})
+    wanted = [case for case in cases if options.problems is None or case.name in options.problems]
+    waiting = [case for case in wanted if case.name not in record["problems"]]
+    with processes(options.jobs) as mapper:
+        for case, result in zip(waiting, mapper(partial(measured, options=options), waiting), strict=True):
+            record["problems"][case.name] = result
+            record |= {"missing": missing, "summary": summary(record["problems"])}
+            write_json(options.out, record)
+            worst = max(each["worst_ratio"] for each in result["verdict"].values())
+            print(f"{case.name}: worst ratio to the simple ones {worst:.2f}", flush=True)
+    print(record["summary"])
+
+
+if __name__ == "__main__":
+    main()
