@@ -1,4 +1,4 @@
-"""Coresets of data that keep arriving: the distance to the posterior of all data after 1, 10, 25 and 50 updates.
+"""Coresets of data that keep arriving: the distance to the posterior of all data after 1, 10, 16, 25 and 50 updates.
 
     python benchmarks/incremental.py --out benchmarks/results/incremental.json
 
@@ -22,7 +22,7 @@ from pseudocoresets.coreset import library_versions
 from pseudocoresets.models import SmoothModel, build_model
 from pseudocoresets.sources.gaussian_fit import fit_gaussian
 
-BATCH, UPDATES, SHOWN = 100, 50, (1, 10, 25, 50)
+BATCH, UPDATES, SHOWN = 100, 50, (1, 10, 16, 25, 50)
 
 
 def data(name: str, seed: int = 0) -> pc.Rows:
