@@ -54,14 +54,21 @@ VARIANTS = {
     "noise-60-200": Variant("noise", SHORT),
     "noise-60-200-four": Variant("noise", {**SHORT, "unrolls": 4}),
     "recorded-40-400-eight": Variant("recorded", {**LONG, "unrolls": 8, "batch_size": 2048}, SLOW),
-    "noise-60-200-wide": Variant("noise", {**SHORT, "gradient": "differences:radius=1.0"}),
-    "ten-recorded-four": Variant(
-        "recorded",
-        {**LONG, **MOVING, "unrolls": 4, "batch_size": 2048},
-        {"learning_rate": 2e-3, "mixed_kinds": True},
-        10,
-    ),
+    "noise-60-200-large": Variant("noise", {**SHORT, "unrolls": 4, "batch_size": 2048}),
+    "noise-100-200-large": Variant("noise", {**SHORT, "steps": 100, "unrolls": 4, "batch_size": 2048}),
+    "ten-noise-60-200-four": Variant("noise", {**SHORT, "unrolls": 4}, ipc=10),
+    "ten-noise-60-200-moving": Variant("noise", {**SHORT, **MOVING, "unrolls": 4}, ipc=10),
 }
+
+
+WAYS: tuple[dict[str, Any], ...] = (
+    {"sampler": "langevin", "step_size": 0.05, "steps": 300},
+    {"sampler": "langevin", "step_size": 0.05, "steps": 1000},
+    {"sampler": "langevin", "step_size": 0.025, "steps": 1000},
+    {"sampler": "sghmc", "step_size": 0.0125, "steps": 300},
+    {"sampler": "sghmc", "step_size": 0.0125, "steps": 1000},
+)
+"""How a growing coreset is sampled, cold, at the preset's temperature of 0.01."""
 
 
 def start_of(variant: Variant, settings: ConstructionSettings, data: Dataset) -> pc.Coreset:
@@ -110,12 +117,10 @@ def grow(name: str, data: Dataset, every: int, seconds: float, folder: Path, see
             initial=initial,
         )
         made.coreset.save(folder / f"{name}-{seed}.safetensors", compact=True)
-        kinds = {"mixed_kinds": variant.learning.get("mixed_kinds", False)}
-        for sampler, step_size in (("langevin", 0.1), ("langevin", 0.05), ("sghmc", 0.0125)):
-            found = judged(made.coreset, data, sampler=sampler, step_size=step_size, **kinds)
-            milliseconds = round(1e3 * made.seconds_per_iteration, 1)
-            shared = {"variant": name, "seed": seed, "iterations": iterations, "ms_per_iteration": milliseconds}
-            yield {**shared, "sampler": sampler, "step_size": step_size, **found}
+        milliseconds = round(1e3 * made.seconds_per_iteration, 1)
+        shared = {"variant": name, "seed": seed, "iterations": iterations, "ms_per_iteration": milliseconds}
+        for sampling in WAYS:
+            yield {**shared, **sampling, **judged(made.coreset, data, **sampling, mixed_kinds=False)}
 
 
 SAMPLERS: tuple[dict[str, Any], ...] = (

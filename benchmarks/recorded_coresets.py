@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +45,8 @@ def sampling_of(row: dict[str, Any]) -> dict[str, Any]:
 def again(path: Path, data: Dataset, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The file's figures now, beside those of its record."""
     dataset, size, _ = path.stem.rsplit("-", 2)
-    coreset = pc.Coreset.load(path)
+    coreset = pc.Coreset.load(path).restored(data)
     row = record_of(coreset, dataset, int(size.removeprefix("ipc")), rows)
-    if coreset.transform is None:
-        coreset = replace(coreset, transform=data.holding_out(0.1).transform)
     samples = pc.sample_posterior(coreset, preset="paper", **sampling_of(row))
     probabilities, labels = samples.predict(data.test.images), data.test.labels
     labels = labels.to(probabilities.device)

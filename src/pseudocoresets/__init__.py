@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pseudocoresets import models as models
     from pseudocoresets.construction import ConstructionSettings as ConstructionSettings
     from pseudocoresets.construction import construct as construct
+    from pseudocoresets.construction import merge as merge
+    from pseudocoresets.construction import update as update
     from pseudocoresets.core.errors import DataUnavailableError as DataUnavailableError
     from pseudocoresets.core.errors import DeviceMemoryError as DeviceMemoryError
     from pseudocoresets.core.errors import DivergenceError as DivergenceError
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from pseudocoresets.sources.reference import reference_posterior as reference_posterior
 
 _HOMES = {
-    "pseudocoresets.construction": ("ConstructionSettings", "construct"),
+    "pseudocoresets.construction": ("ConstructionSettings", "construct", "merge", "update"),
     "pseudocoresets.core.errors": (
         "DataUnavailableError",
         "DeviceMemoryError",

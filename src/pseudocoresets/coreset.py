@@ -17,7 +17,7 @@ from markupsafe import Markup
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from pseudocoresets._io import display
+from pseudocoresets._io import display, exports
 from pseudocoresets._io.files import TensorFile, naming, write_tensors
 from pseudocoresets._io.pictures import Panel, image_grid, save_class_rows
 from pseudocoresets._io.schema import (
@@ -244,6 +244,42 @@ class Coreset:
         if transform.kind == "zca" and transform.origin is None:
             return replace(self, transform=with_origin(transform, data))
         return self
+
+    def columns(self) -> exports.Columns:
+        """Rows as columns by name: the features, the target ``y`` (y0, y1, ... of several) and ``weight``."""
+        if self.holds_images:
+            raise InputError("This coreset holds images, which are no columns of a table; use dataset().")
+        names = self.configuration.get("columns", ())
+        known = isinstance(names, list | tuple) and len(names) == self.x.shape[1]
+        return exports.weighted_columns(self.x, self.y, self.weights, [str(name) for name in names] if known else ())
+
+    def to_frame(self) -> Any:
+        """Rows as a pandas frame with a column ``weight``."""
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("Frames need pandas: pip install pandas.") from None
+        return pandas.DataFrame(self.columns())
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write rows as CSV with a column ``weight``."""
+        exports.write_csv(path, self.columns())
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write rows as Parquet with a column ``weight``."""
+        exports.write_parquet(path, self.columns())
+
+    def to_stan(self, path: str | os.PathLike[str]) -> None:
+        """Write rows as JSON for Stan: N, K, x, y and weight."""
+        self.columns()
+        exports.write_stan_data(path, self.x, self.y, self.weights)
+
+    def program(self, tool: str, data_file: str) -> str:
+        """A program of ``stan``, ``numpyro``, ``pymc`` or ``sklearn`` that fits ``data_file``, the rows as written."""
+        recorded = self.configuration.get("model")
+        if not isinstance(recorded, Mapping):
+            raise InputError("This coreset does not say for which model it was made; export csv instead.")
+        return exports.program(tool, recorded, data_file)
 
     def save(self, path: str | os.PathLike[str], compact: bool = False) -> None:
         """Write a safetensors file that any safetensors reader opens.

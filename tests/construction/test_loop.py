@@ -402,3 +402,12 @@ def test_a_construction_may_start_from_noise(digits: Dataset) -> None:
     assert float(x.var()) == pytest.approx(1, abs=5 * (2 / x.numel()) ** 0.5)
     assert torch.equal(x, starts[1].x)
     assert not torch.equal(x, starts[2].x)
+
+
+def test_faint_noise_has_images_of_unit_norm(digits: Dataset) -> None:
+    loud, faint = (
+        real_coreset(digits, ConstructionSettings(ipc=2, initialisation=name), None, "bptt").x.flatten(1)
+        for name in ("noise", "faint-noise")
+    )
+    assert torch.allclose(faint * loud.norm(dim=1, keepdim=True), loud)
+    assert torch.allclose(faint.norm(dim=1), torch.ones(len(faint)))

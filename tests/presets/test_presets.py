@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,16 @@ def test_a_copy_with_another_learning_rate_is_what_the_command_uses(
     settings, method = configuration["settings"], configuration["method"]
     assert (settings["learning_rate"], settings["temperature"], settings["augment"]) == (3.0, 0.1, False)
     assert (method["expert_epochs"], method["max_start_epoch"]) == (4, None)
+
+
+def test_a_preset_may_extend_another(tmp_path: Path) -> None:
+    change = {"when": {"dataset": ["svhn"]}, "expert_count": 9}
+    write_json(tmp_path / "own.json", [{"extends": "paper"}, change])
+    assert preset(tmp_path / "own.json", "mnist", 10) == preset("paper", "mnist", 10)
+    assert preset(tmp_path / "own.json", "svhn", 10) == replace(preset("paper", "svhn", 10), expert_count=9)
+    write_json(tmp_path / "own.json", [{"extends": "papers"}])
+    with pytest.raises(pc.InputError, match="extends"):
+        preset(tmp_path / "own.json", "mnist", 10)
 
 
 @pytest.mark.parametrize(("dataset", "ipc"), [("mnist", 1), ("cifar10", 1), ("cifar10", 10), ("svhn", 50)])

@@ -203,7 +203,14 @@ def test_recorded_coresets_are_judged_instead_of_new_ones(tmp_path: Path) -> Non
     order = Order(tmp_path / "out", coresets=tmp_path)
     best = ReproductionCell(Made("cifar10", 10, "best"))
     assert order.recorded(best) == tmp_path / "cifar10-ipc10-bptt.safetensors"
-    for other in (Made("cifar10", 10, "best", seed=1), Made("cifar10", 1, "best"), Made("cifar10", 10, "published")):
+    others = (
+        Made("cifar10", 10, "best", seed=1),
+        Made("cifar10", 10, "best", "vgg11"),
+        Made("cifar10", 10, "best", augment=False),
+        Made("cifar10", 1, "best"),
+        Made("cifar10", 10, "published"),
+    )
+    for other in others:
         assert order.recorded(ReproductionCell(other)) is None
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pseudocoresets.construction.loop import Construction
+from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.methods import BPTT, Loss, Wasserstein
@@ -65,6 +66,16 @@ def test_a_run_that_needs_no_experts_trains_none(tmp_path: Path) -> None:
     assert not (tmp_path / "experts").exists()
     assert "experts" not in outcome.metrics["timings"]
     assert (tmp_path / "coreset.safetensors").exists()
+
+
+def test_a_coreset_is_kept_when_its_evaluation_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pseudocoresets.workflows.run.judge", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_plan(plan_of("random"), tmp_path, place=CPU)
+    assert len(Coreset.load(tmp_path / "coreset.safetensors").x) == 10
 
 
 def plan_of(method: str | None, preset: str = "paper", **settings: Any) -> Plan:

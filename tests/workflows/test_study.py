@@ -20,7 +20,7 @@ from pseudocoresets.core.gaussian import kl_divergence
 from pseudocoresets.core.points import Rows
 from pseudocoresets.data.tables import ParquetData, load_posterior_data
 from pseudocoresets.methods import row_problem, starting_points
-from pseudocoresets.models import LogisticRegression
+from pseudocoresets.models import MODELS, LogisticRegression
 from pseudocoresets.sources.gaussian_fit import fit_gaussian
 from pseudocoresets.workflows import study as study_module
 from pseudocoresets.workflows.study import run_study
@@ -53,7 +53,7 @@ def test_embedded_sets_have_a_model(name: str, model: str, size: int) -> None:
     assert len(data.held_out[0]) == round(0.2 * (len(data.held_out[0]) + len(data.rows)))
 
 
-@pytest.mark.parametrize("model", ["gaussian-mean", "linear", "logistic", "softmax", "poisson"])
+@pytest.mark.parametrize("model", MODELS)
 def test_synthetic_data_for_every_model(model: str) -> None:
     data = load_posterior_data("synthetic", model, points=60, dimension=3)
     x, y = data.rows.rows(torch.arange(5))

@@ -31,6 +31,7 @@ COMMANDS = {
     "share": "Write a coreset with its card (what, how made, figures, licence, privacy) as one folder to publish.",
     "report": "Write the report of a run: one HTML file that needs nothing else.",
     "posterior": "Build coresets for a model whose posterior is known and measure their distance to it.",
+    "export": "Write a coreset of rows as CSV, Parquet or Stan's JSON, with a program that fits it elsewhere.",
     "bench": "Speed and memory here, beside the reference formulation, in one run of under four minutes.",
     "methods": "Every construction method in one line, with its options and their defaults.",
     "doctor": "What this machine has: versions, device, memory, whether the fast path is taken, and data sets.",

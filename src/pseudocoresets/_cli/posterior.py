@@ -12,6 +12,7 @@ from pseudocoresets._cli import options as o
 from pseudocoresets._cli.compare import A_METHOD_FAILED
 from pseudocoresets._cli.output import print_json, print_table
 from pseudocoresets._io.files import require_writable_folder
+from pseudocoresets._report.posterior import write_posterior_page
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.progress import for_stream
@@ -31,6 +32,13 @@ def posterior(
     ] = "breast-cancer",
     model: Annotated[str, typer.Option("--model", help=f"auto, {', '.join(MODEL_NAMES)}.")] = "auto",
     target: Annotated[str | None, typer.Option("--target", help="Target column of a file.")] = None,
+    event: Annotated[
+        str | None, typer.Option("--event", help="Column of a file that is 1 where a survival time ended in the event.")
+    ] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Column of a file with the groups of rows.")] = None,
+    formula: Annotated[
+        str | None, typer.Option("--formula", help='Target and features of a file in one: "y ~ x + C(z)".')
+    ] = None,
     methods: Annotated[
         str, typer.Option("--methods", help="Methods, separated by commas.")
     ] = "cd,moments,gaussian-psvi,uniform,frank-wolfe,giga,sparse-vi",
@@ -66,7 +74,7 @@ def posterior(
         methods, sizes, draws, data = "cd,moments,giga,uniform", "5,20", 300, "diabetes"
     for folder in (cache, out or Path("runs")):
         require_writable_folder(folder)
-    loaded = load_posterior_data(data, model, target, points, dimension, prior_scale, seed)
+    loaded = load_posterior_data(data, model, target, points, dimension, prior_scale, seed, event, group, formula)
     names = [name.strip() for name in methods.split(",") if name.strip()]
     if seeds < 1 or draws < 4:
         raise InputError("Ask for at least one seed and four draws.")
@@ -86,11 +94,12 @@ def posterior(
             jobs=jobs,
         )
     study.save(folder)
+    page = write_posterior_page(study, folder) if study.coresets else None
     if json:
         print_json(study.as_json() | {"folder": str(folder)})
     else:
         print_table(study.title, COLUMNS, study.cells(), "\n".join(study.notes))
-        drawn = f", {folder / 'distance.png'} and the coresets" if study.coresets else ""
+        drawn = "" if page is None else f", {folder / 'distance.png'}, {page} and the coresets"
         typer.echo(f"Wrote {folder / 'posterior.json'}{drawn}.")
     if any(row.failure is not None for row in study.rows):
         raise typer.Exit(A_METHOD_FAILED)

@@ -30,6 +30,7 @@ from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.methods import GradientMethod, Method, Solver, build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.functions import as_smooth
+from pseudocoresets.models.named import build_model
 from pseudocoresets.models.networks import AnyNetwork
 from pseudocoresets.presets import Preset
 from pseudocoresets.sources.experts import Experts
@@ -43,7 +44,7 @@ def construct(
     method: str | Method = "cd",
     ipc: int = 1,
     *,
-    model: Model | None = None,
+    model: Model | str | None = None,
     size: int = 20,
     preset: str | os.PathLike[str] | Preset = "quick",
     network: AnyNetwork | None = None,
@@ -67,7 +68,7 @@ def construct(
         method: A name, with ``method_options``, or a method.
         ipc: Images per class.
         model: The model of rows, with ``size`` rows to find: log_likelihood(theta, x, y) per datum, log_prior(theta)
-            and size, its number of parameters.
+            and size, its number of parameters; or the name of one (:func:`pseudocoresets.models.build_model`).
         preset: Where options and settings that are not given come from, as in the command.
         network: Which network the coreset is for, where no experts say it.
         augmentation: Of images, in place of differentiable Siamese augmentation.
@@ -95,7 +96,9 @@ def construct(
     if not isinstance(data, Dataset):
         if model is None:
             raise InputError("Rows need a model: give it as model=..., such as LogisticRegression(features).")
-        rows = RowTask(as_rows(data), as_smooth(model), size, source)
+        full = as_rows(data)
+        smooth = build_model(model, full) if isinstance(model, str) else as_smooth(model)
+        rows = RowTask(full, smooth, size, source)
         built, chosen = rows.chosen(method, preset, method_options or {}, settings)
         if isinstance(built, Solver):
             return rows.solved(built, chosen, check)

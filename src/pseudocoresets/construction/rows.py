@@ -20,7 +20,7 @@ from pseudocoresets.construction.tasks import renamed
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.parameterisation import Parameterisation
-from pseudocoresets.core.points import FullData, Points
+from pseudocoresets.core.points import FullData, Points, Rows
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.core.source import PosteriorSource
 from pseudocoresets.coreset import Coreset
@@ -134,6 +134,15 @@ class RowTask:
     def identity(self) -> str:
         return fingerprint(self.model, *self.data.batches(), self.source)
 
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """The model and the names of the features, for whoever fits the coreset elsewhere."""
+        own = {name: value for name, value in vars(self.model).items() if not name.startswith("_")}
+        plain = {name: value for name, value in own.items() if isinstance(value, int | float | str)}
+        model: dict[str, Any] = {"kind": type(self.model).__name__, **plain}
+        names = self.data.columns if isinstance(self.data, Rows) else ()
+        return {"model": model, "columns": list(names)} if names else {"model": model}
+
     def coreset(self, points: Points, method: str, seed: int, recorded: Mapping[str, Any]) -> Coreset:
         """Points with their provenance."""
         return Coreset(
@@ -144,6 +153,6 @@ class RowTask:
             self.name,
             method,
             seed=seed,
-            configuration=recorded,
+            configuration={**recorded, **self.described},
             indices=points.indices,
         )

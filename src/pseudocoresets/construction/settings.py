@@ -31,7 +31,9 @@ class ConstructionSettings:
     annealing: float = setting(
         0.0, "Last part of the iterations, in which learning rates fall to zero, e.g. 0.5.", within=Range(0, 1)
     )
-    initialisation: str = setting("random", "Selection of real images that the construction starts from, or noise.")
+    initialisation: str = setting(
+        "random", "Selection of real images that the construction starts from, or noise or faint-noise."
+    )
     augment: bool = setting(True, "Augment images, or see them as they are.")
     mixed_kinds: bool = setting(
         False,

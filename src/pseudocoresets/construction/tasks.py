@@ -20,7 +20,7 @@ from pseudocoresets.coreset import Coreset, require_same_shape
 from pseudocoresets.data.augmentation import AnyAugmentation, augmentation_for
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.methods import GradientMethod, Problem, RealData
-from pseudocoresets.methods.selection import NOISE, selection_of_start
+from pseudocoresets.methods.selection import NOISES, selection_of_start
 from pseudocoresets.methods.selection.selection import HOST
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, NetworkSpec
@@ -133,8 +133,10 @@ def real_coreset(
     """Real images chosen by ``settings.initialisation``, or noise: where a construction starts, and the control."""
     index = selection_of_start(settings.initialisation).select(data, settings.ipc, settings.seed, experts, device)
     x = data.transform(data.train.images[index])
-    if settings.initialisation == NOISE:
-        x = torch.randn(x.shape, generator=generator_for(settings.seed, NOISE))
+    if settings.initialisation in NOISES:
+        x = torch.randn(x.shape, generator=generator_for(settings.seed, "noise"))
+    if settings.initialisation == "faint-noise":
+        x = x / x.flatten(1).norm(dim=1).view(-1, *[1] * (x.dim() - 1))
     size = len(data.train)
     weights = uniform_weights(len(index), size) if settings.weights == "full" else torch.ones(len(index))
     return Coreset(

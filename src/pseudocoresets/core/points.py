@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,19 +31,67 @@ class FullData(Protocol):
         ...
 
 
+@runtime_checkable
+class NamedColumns(Protocol):
+    """A pandas frame."""
+
+    columns: Any
+
+
+@runtime_checkable
+class NamedArrowColumns(Protocol):
+    """An Arrow table."""
+
+    column_names: Any
+
+
+def column_names(table: Any) -> tuple[str, ...]:
+    """The names of a table's columns, in order."""
+    if isinstance(table, NamedArrowColumns):
+        return tuple(str(name) for name in table.column_names)
+    if isinstance(table, NamedColumns):
+        return tuple(str(name) for name in table.columns)
+    if isinstance(table, Mapping):
+        return tuple(str(name) for name in table)
+    raise InputError(f"A table is a pandas frame, an Arrow table or a mapping of columns; got {type(table).__name__}.")
+
+
 @dataclass(frozen=True)
 class Rows:
     """Data that fit in memory: x (n, features) and y (n,), or (n, classes) for class probabilities.
 
-    Tensors and NumPy arrays of any number type are taken and become tensors of double precision; a column y (n, 1)
-    becomes (n,).
+    Tensors, NumPy arrays, pandas frames and Arrow tables of any number type are taken and become tensors of double
+    precision; a column y (n, 1) becomes (n,).
     """
 
     x: Tensor
     y: Tensor
     batch_size: int = 65536
+    columns: tuple[str, ...] = ()
+    """The names of the features, where they have some."""
+
+    @classmethod
+    def from_table(cls, table: Any, target: str | Sequence[str], intercept: bool = True) -> Rows:
+        """Rows of a pandas frame, an Arrow table or a mapping of columns; ``target`` names one column, or more.
+
+        ``intercept`` adds a column of ones, the last.
+        """
+        names, targets = column_names(table), [target] if isinstance(target, str) else list(target)
+        missing = [name for name in targets if name not in names]
+        if missing:
+            listed = ", ".join(f"'{name}'" for name in names[:20])
+            raise InputError(f"There is no column '{missing[0]}'; the columns are {listed}.")
+        features = [name for name in names if name not in targets]
+        columns = [_numbers(table[name], f"Column '{name}'") for name in features]
+        columns += [torch.ones_like(_numbers(table[targets[0]], f"Column '{targets[0]}'"))] * intercept
+        if not columns:
+            raise InputError("The table has no column beside the target; a model needs at least one feature.")
+        y = torch.stack([_numbers(table[name], f"Column '{name}'") for name in targets], 1)
+        return cls(torch.stack(columns, 1), y, columns=(*features, *["intercept"] * intercept))
 
     def __post_init__(self) -> None:
+        if not self.columns and isinstance(self.x, NamedColumns | NamedArrowColumns):
+            object.__setattr__(self, "columns", column_names(self.x))
         x, y = _numbers(self.x, "x"), _numbers(self.y, "y")
         y = y.squeeze(1) if y.ndim == 2 and y.shape[1] == 1 else y
         if x.ndim != 2 or not 1 <= y.ndim <= 2:
@@ -91,7 +140,8 @@ def random_positions(data_size: int, size: int, randomness: Randomness) -> Tenso
 def _numbers(values: Any, name: str) -> Tensor:
     """Numbers in double precision, without a copy where they are that already."""
     try:
-        numbers = torch.as_tensor(values, dtype=torch.float64)
+        held = values if isinstance(values, Tensor) else np.require(values, np.float64, ["W"])
+        numbers = torch.as_tensor(held, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name} must be a tensor or an array of numbers ({error}).") from None
     if not bool(torch.isfinite(numbers).all()):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,7 @@ from pseudocoresets.core.points import Rows, random_positions
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.models.expectation import SmoothModel
-from pseudocoresets.models.gaussian_mean import GaussianMean
-from pseudocoresets.models.glm import LinearRegression, LogisticRegression, PoissonRegression, SoftmaxRegression
+from pseudocoresets.models.named import MODELS, build_model
 
 Array = NDArray[Any]
 MISSING = {"", "na", "nan", "null", "none", "?"}
@@ -38,7 +37,18 @@ EMBEDDED: Registry[tuple[str, str]] = Registry(
 )
 """scikit-learn's loader of each embedded set, and the model it suggests."""
 
-MODEL_NAMES = ("gaussian-mean", "linear", "logistic", "softmax", "poisson")
+MODEL_NAMES = tuple(MODELS)
+LARGEST_WIDTH = 2000
+"""Features of a table up to which a posterior's covariance is worth having."""
+STANDARDISED = ("linear", "gaussian", "student-t", "random-intercepts")
+"""Models whose targets are centred and scaled to unit deviation."""
+COUNTS_FOR = {
+    "poisson": "Poisson regression",
+    "negative-binomial": "negative binomial regression",
+    "random-intercepts-poisson": "Poisson regression",
+}
+SYNTHETIC_GROUPS = 20
+GROUPED = ("random-intercepts", "random-intercepts-logistic", "random-intercepts-poisson")
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,10 @@ class Table:
     y: Array | None
     columns: tuple[str, ...]
     target: str = "target"
+    event: Array | None = None
+    """Of survival times: 1 where the event was seen, 0 where it was censored."""
+    group: Array | None = None
+    """Which group each row belongs to, for random intercepts."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +85,16 @@ def load_posterior_data(
     dimension: int = 10,
     prior_scale: float = 1.0,
     seed: int = 0,
+    event: str | None = None,
+    group: str | None = None,
+    formula: str | None = None,
 ) -> PosteriorData:
     """Data and a model: an embedded set, a CSV or Parquet file, or ``"synthetic"`` (of ``points`` and ``dimension``).
 
-    Features are standardised on the training part and an intercept is added (not for the Gaussian mean); a fifth of the
-    data is held out.
+    Features are standardised on the training part and an intercept is added (not for the Gaussian mean, nor where
+    cutpoints stand for it); a fifth of the data is held out. Of a file, ``event`` names the column that says whether a
+    survival time ended in the event, ``group`` that of the groups of random intercepts, and ``formula`` says target and
+    features in one, such as ``"y ~ x + C(z)"``.
     """
     if model != "auto" and model not in MODEL_NAMES:
         raise InputError(f"There is no model named '{model}'. Known: auto, {', '.join(MODEL_NAMES)}.")
@@ -86,7 +105,7 @@ def load_posterior_data(
         table = _embedded(source)
         model = EMBEDDED[source][1] if model == "auto" else model
     elif Path(source).suffix.lower() in (".csv", ".parquet"):
-        table = _read_file(Path(source), target, model)
+        table = _read_file(Path(source), Choice(target, event, group, formula), model)
         model = _suggest(table) if model == "auto" else model
     else:
         raise InputError(
@@ -110,14 +129,24 @@ def synthetic_table(model: str, points: int, dimension: int, seed: int) -> Table
     columns = tuple(f"x{i}" for i in range(dimension))
     if model == "gaussian-mean":
         return Table(x + theta, None, columns)
+    group = np.arange(points) % SYNTHETIC_GROUPS if model in GROUPED else None
     eta = x @ theta
+    if group is not None:
+        eta = eta + 0.5 * stream.standard_normal(SYNTHETIC_GROUPS)[group]
     draw: dict[str, Callable[[], Array]] = {
         "linear": lambda: eta + stream.standard_normal(points),
+        "student-t": lambda: eta + stream.standard_t(4, points),
         "logistic": lambda: (stream.random(points) < 1 / (1 + np.exp(-3 * eta))).astype(int),
         "poisson": lambda: stream.poisson(np.exp(eta)),
+        "negative-binomial": lambda: stream.negative_binomial(2, 2 / (2 + np.exp(eta))),
         "softmax": lambda: _draw_classes(x, stream),
+        "ordinal": lambda: np.digitize(3 * eta + stream.logistic(size=points), [-2.0, 0.0, 2.0]),
+        "weibull": lambda: np.exp(eta) * stream.weibull(1.5, points),
     }
-    return Table(x, draw[model](), columns)
+    family = model.removeprefix("random-intercepts-")
+    y = draw.get(family, draw["linear"])()
+    event = (stream.random(points) < 0.7).astype(float) if model == "weibull" else None
+    return Table(x, y, columns, event=event, group=group)
 
 
 def _draw_classes(x: Array, stream: np.random.Generator, classes: int = 3) -> Array:
@@ -136,22 +165,94 @@ def _embedded(name: str) -> Table:
     return Table(x[:, varying], np.asarray(bunch.target), tuple(np.array(names)[varying].tolist()))
 
 
-def _read_file(path: Path, target: str | None, model: str) -> Table:
+class Choice(NamedTuple):
+    """Which columns of a file play which part."""
+
+    target: str | None = None
+    event: str | None = None
+    group: str | None = None
+    formula: str | None = None
+
+
+def _read_file(path: Path, choice: Choice, model: str) -> Table:
     if not path.is_file():
         raise InputError(f"There is no file '{path}'.")
     columns = _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
+    for name in (choice.target, choice.event, choice.group):
+        if name is not None and name not in columns:
+            raise InputError(_no_column(name, path, columns))
+    if len(next(iter(columns.values()), [])) == 0:
+        raise InputError(f"'{path}' has no rows; at least 5 are needed to hold some out.")
+    event = None if choice.event is None else _numbers(choice.event, columns.pop(choice.event))
+    group = None if choice.group is None else np.asarray([str(value) for value in columns.pop(choice.group)])
+    if choice.formula is not None:
+        return replace(formula_table(choice.formula, columns), event=event, group=group)
+    target = choice.target
     if target is None and model != "gaussian-mean":
         raise InputError(f"Name the target column of '{path}' with --target; its columns are {_listed(columns)}.")
-    if target is not None and target not in columns:
-        raise InputError(_no_column(target, path, columns))
+    if len(columns) > LARGEST_WIDTH:
+        raise InputError(
+            f"'{path}' has {len(columns):,} columns; a posterior of at most {LARGEST_WIDTH:,} coefficients is measured "
+            "here, so leave some out."
+        )
     features = {name: _numbers(name, values) for name, values in columns.items() if name != target}
     if not features:
         raise InputError(f"'{path}' has no column beside the target '{target}'; a model needs at least one feature.")
-    for name, values in features.items():
+    y = None if target is None else _target_values(target, columns[target])
+    return Table(np.stack(list(features.values()), 1), y, tuple(features), target or "target", event, group)
+
+
+def formula_table(formula: str, columns: Mapping[str, Sequence[Any]]) -> Table:
+    """Target and features by a formula such as ``"y ~ x + C(z)"``, through formulaic; its intercept is left out."""
+    try:
+        import pandas
+        from formulaic import ModelMatrices, model_matrix
+        from formulaic.errors import FormulaicError
+    except ImportError:
+        raise InputError("Formulas need formulaic: pip install 'pseudocoresets[formula]'.") from None
+    for name, values in columns.items():
+        _no_missing(name, values)
+    frame = pandas.DataFrame({name: _target_values(name, values) for name, values in columns.items()})
+    try:
+        matrices: Any = model_matrix(formula, frame, context={})
+    except (FormulaicError, SyntaxError, ValueError, KeyError, NameError) as error:
+        raise InputError(f"The formula '{formula}' cannot be used ({_first_line(error)}).") from None
+    if not isinstance(matrices, ModelMatrices) or "lhs" not in matrices._to_dict() or matrices.lhs.shape[1] != 1:
+        raise InputError(f"A formula has one target, as in 'y ~ x + C(z)'; got '{formula}'.")
+    right = matrices.rhs.drop(columns=["Intercept"], errors="ignore")
+    if right.shape[1] == 0:
+        raise InputError(f"The formula '{formula}' names no feature; a model needs at least one.")
+    name = str(matrices.lhs.columns[0])
+    return Table(right.to_numpy(np.float64), matrices.lhs.to_numpy(np.float64)[:, 0], tuple(map(str, right)), name)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def check_columns(table: Table) -> None:
+    """Refuse a constant column, one that is there twice, and one that others add up to."""
+    if len(table.x) < 2:
+        return
+    for name, values in zip(table.columns, table.x.T, strict=True):
         if np.ptp(values) == 0:
             raise InputError(f"Column '{name}' is constant ({values[0]:g}); remove it, an intercept is added anyway.")
-    y = None if target is None else _target_values(target, columns[target])
-    return Table(np.stack(list(features.values()), 1), y, tuple(features), target or "target")
+    if table.x.shape[0] <= table.x.shape[1]:
+        return
+    from scipy.linalg import qr, solve_triangular
+
+    centred = table.x - table.x.mean(0)
+    triangle, order = qr(centred / centred.std(0), mode="r", pivoting=True, check_finite=False)
+    size = np.abs(np.diag(triangle))
+    rank = int((size > 1e-10 * size[0]).sum())
+    if rank == len(order):
+        return
+    shares = solve_triangular(triangle[:rank, :rank], triangle[:rank, rank])
+    others = [table.columns[order[i]] for i in np.flatnonzero(np.abs(shares) > 1e-6)]
+    column = f"Column '{table.columns[order[rank]]}'"
+    if len(others) == 1:
+        raise InputError(f"{column} says the same as '{others[0]}', up to scale; remove one of them.")
+    raise InputError(f"{column} is a combination of {_listed(others[:5])}{', ...' * (len(others) > 5)}; remove it.")
 
 
 def _read_csv(path: Path) -> dict[str, list[str]]:
@@ -253,6 +354,7 @@ def _suggest(table: Table) -> str:
 
 
 def _prepare(table: Table, model: str, prior_scale: float, seed: int, name: str) -> PosteriorData:
+    check_columns(table)
     order = np.random.default_rng(derive_seed(seed, "held out")).permutation(len(table.x))
     cut = max(1, round(HELD_OUT_SHARE * len(order)))
     train, test = order[cut:], order[:cut]
@@ -261,12 +363,19 @@ def _prepare(table: Table, model: str, prior_scale: float, seed: int, name: str)
     y, classes = _encode(table, model)
     scale = np.where(table.x[train].std(0) > 0, table.x[train].std(0), 1.0)
     centred = (table.x - table.x[train].mean(0)) / scale
-    with_intercept = np.concatenate([centred, np.ones((len(centred), 1))], 1)
-    x = table.x / scale if model == "gaussian-mean" else with_intercept
-    if model == "linear":
+    x, columns = centred, table.columns
+    if model == "gaussian-mean":
+        x = table.x / scale
+    elif model != "ordinal":
+        x, columns = np.concatenate([centred, np.ones((len(centred), 1))], 1), (*columns, "intercept")
+    if model in GROUPED:
+        x, columns = np.concatenate([x, _encode_groups(table, model)], 1), (*columns, "group")
+    if model in STANDARDISED:
         y = (y - y[train].mean()) / (y[train].std() or 1.0)
-    built = _build_model(model, x[train], y[train], prior_scale, len(classes))
-    rows = Rows(torch.from_numpy(x[train]), torch.from_numpy(y[train]))
+    whole = Rows(torch.from_numpy(x), torch.from_numpy(y))
+    rows = Rows(torch.from_numpy(x[train]), torch.from_numpy(y[train]), columns=columns)
+    data_dependent = model in ("linear", "gaussian-mean")
+    built = build_model(model, rows if data_dependent else whole, prior_scale)
     held_out = torch.from_numpy(x[test]), torch.from_numpy(y[test])
     return PosteriorData(built, rows, held_out, name, model, classes)
 
@@ -276,14 +385,32 @@ def _encode(table: Table, model: str) -> tuple[NDArray[np.float64], tuple[str, .
         return np.zeros(len(table.x)), ()
     if table.y is None:
         raise InputError(f"The model '{model}' needs a target column; name it with --target.")
-    if model in ("logistic", "softmax"):
+    if model in ("logistic", "softmax", "random-intercepts-logistic"):
         return _encode_classes(table, model)
     if table.y.dtype.kind == "U":
         raise InputError(f"The target '{table.target}' holds text ('{table.y[0]}'); the model '{model}' needs numbers.")
     y = np.asarray(table.y, dtype=np.float64)
-    if model == "poisson" and (bool((y < 0).any()) or bool((y != np.round(y)).any())):
-        raise InputError(f"The target '{table.target}' must hold counts (0, 1, 2, ...) for Poisson regression.")
+    if model == "ordinal":
+        return _encode_classes(table, model)
+    if model == "weibull":
+        return _encode_survival(table, y), ()
+    if model in COUNTS_FOR and (bool((y < 0).any()) or bool((y != np.round(y)).any())):
+        raise InputError(f"The target '{table.target}' must hold counts (0, 1, 2, ...) for {COUNTS_FOR[model]}.")
     return y, ()
+
+
+def _encode_survival(table: Table, times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Times in units of their geometric mean, and whether the event was seen; without a column of events, always."""
+    event = np.ones(len(times)) if table.event is None else table.event
+    if not (times > 0).all() or not np.isin(event, (0, 1)).all():
+        raise InputError("Survival times must be positive, and events 1 (seen) or 0 (censored).")
+    return np.stack([times / np.exp(np.log(times).mean()), event], 1)
+
+
+def _encode_groups(table: Table, model: str) -> NDArray[np.float64]:
+    if table.group is None:
+        raise InputError(f"The model '{model}' needs a column of groups; name it with --group.")
+    return np.unique(table.group, return_inverse=True)[1].astype(np.float64)[:, None]
 
 
 def _encode_classes(table: Table, model: str) -> tuple[NDArray[np.float64], tuple[str, ...]]:
@@ -293,7 +420,7 @@ def _encode_classes(table: Table, model: str) -> tuple[NDArray[np.float64], tupl
         raise InputError(
             f"The target '{table.target}' has one class only ({_name(kinds[0])}); a model needs at least two."
         )
-    if model == "logistic" and len(kinds) > 2:
+    if "logistic" in model and len(kinds) > 2:
         raise InputError(
             f"The target '{table.target}' has {len(kinds)} different values; logistic regression needs two, "
             "softmax takes more."
@@ -305,20 +432,6 @@ def _encode_classes(table: Table, model: str) -> tuple[NDArray[np.float64], tupl
 
 def _name(kind: Any) -> str:
     return f"{kind:g}" if isinstance(kind, float) else str(kind)
-
-
-def _build_model(model: str, x: Array, y: Array, prior_scale: float, classes: int) -> SmoothModel:
-    features = x.shape[1]
-    if model == "gaussian-mean":
-        return GaussianMean(prior_scale, torch.from_numpy(np.cov(x.T).reshape(features, features)))
-    if model == "linear":
-        residual = y - x @ np.linalg.lstsq(x, y, rcond=None)[0]
-        noise = math.sqrt(float(residual @ residual) / max(1, len(y) - features))
-        return LinearRegression(features, prior_scale, noise_scale=max(noise, 1e-6))
-    if model == "softmax":
-        return SoftmaxRegression(features, classes, prior_scale)
-    kinds = {"logistic": LogisticRegression, "poisson": PoissonRegression}
-    return kinds[model](features, prior_scale)
 
 
 # --- data too large for memory --------------------------------------------------------------------

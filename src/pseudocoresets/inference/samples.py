@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,6 +71,19 @@ class PosteriorSamples:
     def draws(self) -> Tensor:
         """(chains * samples, size), all chains together."""
         return self.parameters.flatten(0, 1)
+
+    def to_arviz(self, names: Sequence[str] | None = None) -> Any:
+        """The draws as ArviZ InferenceData (``to_netcdf``, ``to_zarr``), as ``theta`` or by the parameters' names."""
+        try:
+            import arviz
+        except ImportError:
+            raise InputError("InferenceData need ArviZ: pip install 'pseudocoresets[arviz]'.") from None
+        values = self.parameters.detach().cpu().numpy()
+        if names is None:
+            return arviz.from_dict(posterior={"theta": values})
+        if len(names) != values.shape[-1]:
+            raise InputError(f"The model has {values.shape[-1]} parameters; got {len(names)} names.")
+        return arviz.from_dict(posterior={name: values[..., i] for i, name in enumerate(names)})
 
     @property
     def exact(self) -> bool:

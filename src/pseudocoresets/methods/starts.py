@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -35,6 +36,15 @@ START_ENOUGH = 1e-3
 SHARPENING_ROUNDS, SHARPENING_STEPS = 8, 100
 WORTH_A_ROUND = 0.97
 """The share of a divergence that a round must leave at most for another one to be worth its time."""
+
+
+@runtime_checkable
+class GroupedModel(Protocol):
+    """A model whose data belong to groups, each of which needs points of its own."""
+
+    def group_of(self, x: Tensor) -> Tensor:
+        """The group of each point, (m,)."""
+        ...
 
 
 def starting_points(
@@ -111,7 +121,7 @@ def informative_points(
 ) -> list[Parameterisation]:
     """Real points out of a uniform subsample, drawn ``starts`` times in proportion to Var_q of log p(y_i | x_i).
 
-    The unit of each feature is its standard deviation in the subsample.
+    Where data belong to groups, these take turns. The unit of each feature is its standard deviation in the subsample.
     """
     model, data_size = smooth_model(problem), problem.energy.data_size
     check_size(data_size, size)
@@ -120,9 +130,24 @@ def informative_points(
     chances = variances.clamp_min(0) + 1e-9 * variances.mean() + 1e-300
     generator = generator_for(seed, "informative points", size)
     weights = torch.full((size,), data_size / size, dtype=many.x.dtype)
-    draws = (torch.multinomial(chances, size, generator=generator) for _ in range(starts))
+    groups = model.group_of(many.x) if isinstance(model, GroupedModel) else None
+    draws = (draw_positions(chances, groups, size, generator) for _ in range(starts))
     chosen = (Points(many.x[drawn], many.y[drawn], weights) for drawn in draws)
     return [_parameterised(model, points, learn_weights, many.x) for points in chosen]
+
+
+def draw_positions(chances: Tensor, groups: Tensor | None, size: int, generator: torch.Generator) -> Tensor:
+    """``size`` positions without repetition with these chances; of groups, one of each after another."""
+    if groups is None:
+        return torch.multinomial(chances, size, generator=generator)
+    arrivals = torch.empty_like(chances).exponential_(generator=generator) / chances
+    order = arrivals.argsort()
+    by_group = order[groups[order].argsort(stable=True)]
+    counts = groups.bincount()
+    firsts = counts.cumsum(0) - counts
+    turn = torch.empty_like(order)
+    turn[by_group] = torch.arange(len(order)) - firsts[groups[by_group]]
+    return order[turn[order].argsort(stable=True)][:size]
 
 
 def parameterised(problem: Problem, points: Points, learn_weights: bool, seed: int) -> Parameterisation:

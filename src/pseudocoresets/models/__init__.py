@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.expectation import Expectation, SmoothModel, check_data
+from pseudocoresets.models.external import JaxModel, NumpyModel, numpyro_model
 from pseudocoresets.models.functions import FunctionModel
 from pseudocoresets.models.gaussian_mean import GaussianMean
 from pseudocoresets.models.glm import (
@@ -13,19 +14,41 @@ from pseudocoresets.models.glm import (
     PoissonRegression,
     SoftmaxRegression,
 )
+from pseudocoresets.models.named import MODELS, build_model
 from pseudocoresets.models.prior import NormalPrior
+from pseudocoresets.models.regression import (
+    ExtendedRegression,
+    GaussianRegression,
+    NegativeBinomialRegression,
+    OrdinalRegression,
+    RandomIntercepts,
+    StudentTRegression,
+    WeibullSurvival,
+)
 
 __all__ = [
+    "MODELS",
     "Classifier",
     "Expectation",
+    "ExtendedRegression",
     "FunctionModel",
     "GaussianMean",
+    "GaussianRegression",
+    "JaxModel",
     "LinearPredictorModel",
     "LinearRegression",
     "LogisticRegression",
+    "NegativeBinomialRegression",
     "NormalPrior",
+    "NumpyModel",
+    "OrdinalRegression",
     "PoissonRegression",
+    "RandomIntercepts",
     "SmoothModel",
     "SoftmaxRegression",
+    "StudentTRegression",
+    "WeibullSurvival",
+    "build_model",
     "check_data",
+    "numpyro_model",
 ]

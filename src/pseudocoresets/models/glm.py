@@ -31,6 +31,12 @@ NARROW_SPREAD = 0.01
 """Standard deviation of a predictor below which three nodes leave an error of its sixth power, that is rounding."""
 
 
+def require_counts(y: Tensor, whose: str) -> None:
+    """Refuse what is below zero; a synthetic count may be any positive number."""
+    if bool((y < 0).any()):
+        raise InputError(f"{whose} takes counts (0, 1, 2, ...); got {float(y.min()):g}.")
+
+
 @dataclass(frozen=True)
 class LinearPredictorModel(NormalPrior, ABC):
     """p(y | x, theta) = p(y | eta), eta = x . theta; an intercept is a column of ones in ``x``."""
@@ -160,8 +166,7 @@ class PoissonRegression(LinearPredictorModel):
 
     def check_data(self, x: Tensor, y: Tensor) -> None:
         super().check_data(x, y)
-        if bool((y < 0).any()):
-            raise InputError(f"Poisson regression takes counts (0, 1, 2, ...); got {float(y.min()):g}.")
+        require_counts(y, "Poisson regression")
 
     def log_density(self, eta: Tensor, y: Tensor) -> Tensor:
         return y * eta - eta.exp() - torch.lgamma(y + 1)

@@ -3,7 +3,8 @@
 A preset is a JSON list of rules. A rule may say ``when`` it holds: for some data sets (``dataset``), for all but some
 (``other_than``), from so many images per class to so many (``ipc``, null for no end). The rules that hold are merged in
 their order: a later one wins, and mappings are merged key by key. What a rule says is what ``Preset`` has fields for;
-a number that grows with the images per class is written ``{"times_ipc": 0.5}``, and ``note`` is for the reader.
+a number that grows with the images per class is written ``{"times_ipc": 0.5}``, and ``note`` is for the reader. A rule
+that only says ``{"extends": "paper"}`` stands for all rules of that preset.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from pseudocoresets.core.errors import InputError
 
 __all__ = ["PRESETS", "Before", "Preset", "preset"]
 
-PRESETS = ("quick", "paper", "published")
-"""``quick`` gives a useful answer in a minute or two on a laptop. ``paper``, our best on the paper's data, wants a GPU;
-so does ``published``, the paper's own method with its own settings."""
+PRESETS = ("quick", "paper", "best", "published")
+"""``quick`` gives a useful answer in a minute or two on a laptop; the others want a GPU. ``paper``: ours, as in the
+docs' tables; ``best``: what was found better since; ``published``: the paper's own method with its own settings."""
 NUMBER_PER_IPC = "times_ipc"
 LEVELS = dict.fromkeys(("experts", "construction", "sampling"), 1) | dict.fromkeys(
     ("by_sampler", "by_protocol", "sampling_for", "methods", "learning"), 2
@@ -105,11 +106,15 @@ def _read(name: str | os.PathLike[str]) -> list[dict[str, Any]]:
     elif (place := Path(name)).suffix != ".json" and not place.is_file():
         raise InputError(f"The preset must be one of {', '.join(PRESETS)}, or a JSON file; got '{name}'.")
     document = read_json(place)
-    rules = document if isinstance(document, list) else [document]
-    for number, rule in enumerate(rules, 1):
+    rules: list[dict[str, Any]] = []
+    for number, rule in enumerate(document if isinstance(document, list) else [document], 1):
+        if isinstance(rule, dict) and set(rule) == {"extends"} and rule["extends"] in PRESETS:
+            rules += _read(rule["extends"])
+            continue
         wrong = _what_is_wrong(rule)
         if wrong is not None:
             raise InputError(f"Rule {number} of the preset '{name}' cannot be used: {wrong}.")
+        rules.append(rule)
     return rules
 
 

@@ -65,6 +65,7 @@ def run_plan(
                 experts = experts_for(plan, data, experts_dir or folder / "experts", place)
         with _timed(timings, "construct", job):
             made = construct_plan(plan, data, experts, WorkFiles.within(folder), place)
+            made.coreset.save(folder / "coreset.safetensors")
         with _timed(timings, "posterior", job):
             report = judge(plan, made.coreset, data, experts, place)
         with _timed(timings, "control", job):
@@ -104,7 +105,6 @@ def _write_run(
 ) -> None:
     control = control_coreset(plan.construction, data, made.coreset.network, 0)
     write_json(folder / "config.json", plan.as_json() | {"device": str(device), "libraries": library_versions()})
-    made.coreset.save(folder / "coreset.safetensors")
     made.initial.save(folder / "initial.safetensors")
     control.save(folder / "control.safetensors")
     write_log(folder / "log.jsonl", made.history)

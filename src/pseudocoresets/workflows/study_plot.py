@@ -13,8 +13,15 @@ if TYPE_CHECKING:
 
 
 def save_plot(study: Study, path: str | os.PathLike[str]) -> None:
-    """KL against size beside the time to build against size; synthetic points in solid lines, real ones dashed."""
+    """Write :func:`study_figure` as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        FigureCanvasAgg(study_figure(study)).print_png(file)
+
+
+def study_figure(study: Study) -> Any:
+    """KL against size beside the time to build against size; synthetic points in solid lines, real ones dashed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.4), layout="constrained")
@@ -22,8 +29,7 @@ def save_plot(study: Study, path: str | os.PathLike[str]) -> None:
     _distances(left, study)
     _times(right, study)
     figure.suptitle(f"{study.data.name}, {study.data.model_name}, n = {len(study.data.rows):,}")
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        FigureCanvasAgg(figure).print_png(file)
+    return figure
 
 
 def _distances(axes: Any, study: Study) -> None:

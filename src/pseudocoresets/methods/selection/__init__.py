@@ -9,7 +9,7 @@ from pseudocoresets.methods.selection.random import Random, random_per_class
 from pseudocoresets.methods.selection.selection import Selection, require_class_size
 
 __all__ = [
-    "NOISE",
+    "NOISES",
     "SELECTIONS",
     "Forgetting",
     "Herding",
@@ -25,10 +25,11 @@ _SELECTIONS: tuple[Selection, ...] = (Random(), Herding(), KCenter(), Forgetting
 SELECTIONS: Registry[Selection] = Registry("selection", {each.name: each for each in _SELECTIONS})
 """Every selection of real images by name."""
 
-NOISE = "noise"
-"""In place of a selection's name: standard normal images, with the labels that a random selection has."""
+NOISES = ("noise", "faint-noise")
+"""In place of a selection's name: standard normal images, or such images divided by their norms, with the labels that a
+random selection has."""
 
 
 def selection_of_start(initialisation: str) -> Selection:
     """The selection whose labels, and unless they are noise whose images, a construction starts from."""
-    return SELECTIONS["random" if initialisation == NOISE else initialisation]
+    return SELECTIONS["random" if initialisation in NOISES else initialisation]

@@ -25,6 +25,7 @@ class HardThresholding(FrankWolfe):
     tolerance: float = 1e-5
 
     name: ClassVar[str] = "a-iht"
+    is_baseline: ClassVar[bool] = False
 
     def _choose(self, current: _Sum, size: int) -> None:
         fit = _SquaredError(current)

@@ -38,7 +38,8 @@ from pseudocoresets.workflows.evaluate import judge, sample_plan, whole_coreset
 from pseudocoresets.workflows.place import Workplace
 from pseudocoresets.workflows.plan import Plan
 from pseudocoresets.workflows.provenance import provenance
-from pseudocoresets.workflows.reproduce.cells import VARIANTS, ReproductionCell, slug
+from pseudocoresets.workflows.reproduce.cells import VARIANTS, Made, ReproductionCell, slug
+from pseudocoresets.workflows.reproduce.cells import network_for as main_network
 from pseudocoresets.workflows.reproduce.corrupted import corrupted_images
 from pseudocoresets.workflows.reproduce.scale import Scale
 from pseudocoresets.workflows.run import experts_for
@@ -68,7 +69,8 @@ class Order:
         """The recorded coreset of a cell, if there is one: of the variant's own settings, and the first seed."""
         made = cell.made
         name = f"{made.dataset}-ipc{made.ipc}-{VARIANTS[made.variant].method}.safetensors"
-        plain = made == replace(made, options=(), augment=True, seed=0) and made.variant != "published"
+        plain = made == Made(made.dataset, made.ipc, made.variant, main_network(made.dataset))
+        plain = plain and made.variant != "published"
         path = None if self.coresets is None or not plain else self.coresets / name
         return path if path is not None and path.is_file() else None
 

@@ -1,0 +1,219 @@
+"""Models whose log-densities are computed outside PyTorch: NumPy functions with gradients, JAX, NumPyro.
+
+PyTorch sees each as a function of its own with a backward pass. A NumPy function gives values and gradients in theta,
+which is all that coresets of real points need; a JAX function is differentiated by JAX to any order and in points and
+targets too, so that synthetic points can be learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.gaussian import Gaussian
+from pseudocoresets.core.parameterisation import TargetRange
+from pseudocoresets.core.targets import Array
+from pseudocoresets.models.expectation import Expectation, average_over_nodes
+
+
+class ExternalModel:
+    """What models from outside share; subclasses give ``log_likelihood`` and ``log_prior``."""
+
+    has_gaussian_posterior: ClassVar[bool] = False
+    classes: ClassVar[int] = 0
+
+    def check_data(self, x: Tensor, y: Tensor) -> None:
+        """The functions know what they take; nothing is refused here."""
+
+    def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def expected_log_likelihood(self, q: Gaussian, x: Tensor, y: Tensor, weights: Tensor) -> Expectation:
+        return average_over_nodes(lambda theta: self.log_likelihood(theta, x, y) @ weights, q)
+
+    def expected_log_prior(self, q: Gaussian) -> Expectation:
+        return average_over_nodes(self.log_prior, q)
+
+
+@dataclass(frozen=True)
+class NumpyModel(ExternalModel):
+    """A model as two NumPy functions that give values and gradients in theta, such as those of a compiled program.
+
+    ``likelihood(theta, x, y)`` gives log p(y_i | x_i, theta), (m,), and its gradients, (m, size); ``prior(theta)`` the
+    log-prior and its gradient, (size,). Both take one parameter vector (size,). Points are not differentiated, so that
+    only coresets of real points can be made.
+    """
+
+    likelihood: Callable[[Array, Array, Array], tuple[Array, Array]]
+    prior: Callable[[Array], tuple[float, Array]]
+    size: int
+
+    pseudo_target: ClassVar[TargetRange] = "fixed"
+
+    def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        if x.requires_grad:
+            raise InputError("A NumPy function does not say how it changes with the points; choose real ones.")
+        arrays = x.detach().numpy(), y.detach().numpy()
+        return self._called(lambda one: self.likelihood(one, *arrays), theta, (len(x),))
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        return self._called(self.prior, theta, ())
+
+    def _called(self, function: Callable[[Array], tuple[Any, Array]], theta: Tensor, shape: tuple[int, ...]) -> Tensor:
+        found = [function(one) for one in theta.detach().reshape(-1, self.size).numpy()]
+        values = torch.from_numpy(np.stack([np.asarray(value, np.float64) for value, _ in found]))
+        slopes = torch.from_numpy(np.stack([np.asarray(slope, np.float64) for _, slope in found]))
+        if values.shape[1:] != shape or slopes.shape[1:] != (*shape, self.size):
+            raise InputError(
+                f"The function must give values {shape} and gradients {(*shape, self.size)}; got "
+                f"{tuple(values.shape[1:])} and {tuple(slopes.shape[1:])}."
+            )
+        lead = tuple(theta.shape[:-1])
+        known: Tensor = _WithSlopes.apply(
+            theta, values.reshape(lead + shape), slopes.reshape((*lead, *shape, self.size))
+        )
+        return known
+
+
+class _WithSlopes(torch.autograd.Function):
+    """Values whose derivatives in theta are known; theta's gradient is linear in that of the values."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, values: Tensor, slopes: Tensor) -> Tensor:
+        ctx.save_for_backward(slopes)
+        ctx.per_datum = values.ndim == theta.ndim
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        products = gradients[0][..., None] * ctx.saved_tensors[0]
+        return products.sum(-2) if ctx.per_datum else products, None, None
+
+
+@dataclass(frozen=True)
+class JaxModel(ExternalModel):
+    """A model as two JAX functions of one parameter vector: ``likelihood(theta, x, y)``, (m,), and ``prior(theta)``.
+
+    JAX differentiates them in double precision, in parameters, points and targets.
+    """
+
+    likelihood: Callable[[Any, Any, Any], Any]
+    prior: Callable[[Any], Any]
+    size: int
+    pseudo_target: TargetRange = "fixed"
+
+    def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return call_jax(self._many_likelihoods if theta.ndim == 2 else self.likelihood, theta, x, y)
+
+    def log_prior(self, theta: Tensor) -> Tensor:
+        return call_jax(self._many_priors if theta.ndim == 2 else self.prior, theta)
+
+    @cached_property
+    def _many_likelihoods(self) -> Callable[..., Any]:
+        return import_jax().vmap(self.likelihood, (0, None, None))
+
+    @cached_property
+    def _many_priors(self) -> Callable[..., Any]:
+        return import_jax().vmap(self.prior)
+
+
+def numpyro_model(
+    model: Callable[..., None],
+    x: Any,
+    y: Any,
+    observed: str = "obs",
+    pseudo_target: TargetRange = "fixed",
+) -> JaxModel:
+    """A NumPyro model(x, y) with one observed site as a model of rows, in NumPyro's unconstrained parameters.
+
+    The likelihood of a datum is the log-probability of its value at the site ``observed``; all else, with the Jacobian
+    of the change to unconstrained parameters, is the prior. Parameters stand in the order of their sites.
+
+    Args:
+        x: Some rows of the data, to trace the model with.
+        y: Their targets.
+    """
+    jax = import_jax()
+    try:
+        from numpyro import handlers
+        from numpyro.infer.util import constrain_fn, initialize_model, potential_energy
+    except ImportError:
+        raise InputError("NumPyro models need numpyro: pip install 'pseudocoresets[jax]'.") from None
+    few = np.asarray(x, np.float64)[:1], np.asarray(y, np.float64)[:1]
+    with jax.enable_x64(True):
+        start = initialize_model(jax.random.PRNGKey(0), model, model_args=few).param_info.z
+        flat, unflattened = jax.flatten_util.ravel_pytree(start)
+
+    def likelihood(theta: Any, points: Any, targets: Any) -> Any:
+        values = constrain_fn(model, (points, targets), {}, unflattened(theta))
+        traced = handlers.trace(handlers.substitute(handlers.seed(model, 0), values)).get_trace(points, targets)
+        site = traced[observed]
+        return site["fn"].log_prob(site["value"])
+
+    def prior(theta: Any) -> Any:
+        joint = -potential_energy(model, few, {}, unflattened(theta))
+        return joint - likelihood(theta, *few).sum()
+
+    return JaxModel(likelihood, prior, int(flat.size), pseudo_target)
+
+
+def import_jax() -> Any:
+    """JAX, which comes with the extra ``jax``."""
+    try:
+        import jax
+        import jax.flatten_util
+    except ImportError:
+        raise InputError("JAX models need jax: pip install 'pseudocoresets[jax]'.") from None
+    return jax
+
+
+def call_jax(function: Callable[..., Any], *inputs: Tensor) -> Tensor:
+    """A JAX function of tensors, differentiable to any order: its pullback is a JAX function too."""
+    found: Tensor = _JaxCall.apply(function, *inputs)
+    return found
+
+
+class _JaxCall(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], *inputs: Tensor) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(*inputs)
+        jax = import_jax()
+        with jax.enable_x64(True):
+            found = _compiled(function)(*(tensor.detach().double().numpy() for tensor in inputs))
+        return torch.from_numpy(np.array(found, np.float64))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        inputs = ctx.saved_tensors
+        found = [
+            call_jax(_pullback(ctx.function, i), *inputs, gradients[0]) if needed else None
+            for i, needed in enumerate(ctx.needs_input_grad[1:])
+        ]
+        return None, *found
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = import_jax().jit(function)
+    return compiled
+
+
+@cache
+def _pullback(function: Callable[..., Any], which: int) -> Callable[..., Any]:
+    """(inputs, cotangent) -> the cotangent of one of the inputs."""
+
+    def pulled(*inputs: Any) -> Any:
+        return import_jax().vjp(function, *inputs[:-1])[1](inputs[-1])[which]
+
+    return pulled
