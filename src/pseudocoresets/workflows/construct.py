@@ -12,6 +12,7 @@ from pseudocoresets._io.files import only_writer, require_writable, write_text
 from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
 from pseudocoresets.construction.loop import (
     Construction,
+    Watch,
     network_for,
     run_construction,
 )
@@ -108,6 +109,7 @@ def construct_plan(
     place: Workplace,
     initial: Coreset | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    watch: Watch | None = None,
 ) -> Construction:
     """The plan's construction, after the stages before it unless it starts from ``initial``.
 
@@ -135,7 +137,7 @@ def construct_plan(
         made = run(stage.method, method, stage.construction, checkpoint=checkpoint, initial=start)
         before, start = replace(made, before=before), made.coreset
     method = build_gradient_method(plan.method, plan.method_options)
-    made = run(plan.method, method, plan.construction, checkpoint=files.checkpoint, initial=start)
+    made = run(plan.method, method, plan.construction, checkpoint=files.checkpoint, initial=start, watch=watch)
     return replace(made, before=before)
 
 
