@@ -39,7 +39,6 @@ from pseudocoresets.data.cifar10_c import _open
 from pseudocoresets.data.idx import read_idx
 from pseudocoresets.data.pickles import read_pickle
 from pseudocoresets.data.restoring import without_matrices
-from pseudocoresets.data.svhn import _read as read_svhn_file
 from pseudocoresets.data.tables import load_posterior_data
 from pseudocoresets.data.transforms import InputTransform, WhiteningOrigin, fit_zca
 from pseudocoresets.data.zca_cache import kept_zca
@@ -352,7 +351,6 @@ def _data_files() -> list[Reader]:
         Reader("idx.gz", _bytes(gzip.compress(idx, mtime=0)), read_idx, "idx3-ubyte.gz"),
         Reader("pickle", _bytes(batch), read_pickle, "data_batch_1"),
         Reader("npy", _bytes(_npy()), lambda path: _open(path, (5, 2)), "fog.npy"),
-        Reader("mat", _bytes(_mat()), read_svhn_file, "train_32x32.mat", 5),
         Reader(
             "csv",
             _bytes(table.encode()),
@@ -367,14 +365,6 @@ def _data_files() -> list[Reader]:
 def _npy() -> bytes:
     content = io.BytesIO()
     np.save(content, np.arange(10, dtype=np.uint8).reshape(5, 2))
-    return content.getvalue()
-
-
-def _mat() -> bytes:
-    from scipy.io import savemat
-
-    content = io.BytesIO()
-    savemat(content, {"X": np.zeros((2, 2, 3, 4), np.uint8), "y": np.arange(1, 5)})
     return content.getvalue()
 
 
