@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# In CI, the versions that are known to work.
+CONSTRAINTS := $(if $(CI),-c .ci/constraints.txt)
 
-.PHONY: demo test coverage test-pythons lint types docs wheel bench test-gpu clean
+.PHONY: demo test coverage test-pythons lint types docs wheel audit lock bench test-gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bpc run --out runs/demo
@@ -34,6 +36,16 @@ wheel: $(VENV)/.installed
 	rm -rf build dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	$(BIN)/python .ci/check_wheel.py dist/*.whl
+	.ci/try_wheel
+
+# Known vulnerabilities of what CI installs.
+audit:
+	.ci/audit
+
+# After all checks passed with newer versions: what CI installs from then on.
+lock: $(VENV)/.installed-dev $(VENV)/.installed-docs
+	(head -1 .ci/constraints.txt; $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//') > .ci/constraints.new
+	mv .ci/constraints.new .ci/constraints.txt
 
 bench: $(VENV)/.installed
 	$(BIN)/bpc bench
@@ -46,15 +58,15 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -e .
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e .
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e ".[dev]"
 	touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-docs: pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet -e ".[docs]"
+	$(BIN)/python -m pip install --quiet $(CONSTRAINTS) -e ".[docs]"
 	touch $@
 
 clean:

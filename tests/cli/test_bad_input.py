@@ -83,7 +83,7 @@ def test_construct_says_who_needs_experts(bpc: Invoke, tmp_path: Path, method: s
 
 @pytest.mark.parametrize(
     ("option", "value", "nearest"),
-    [("--dataset", "digitz", "digits"), ("--method", "cdd", "cd"), ("--network", "mlpp", "mlp")],
+    [("--dataset", "digitz", "digits"), ("--method", "fkll", "fkl"), ("--network", "mlpp", "mlp")],
 )
 def test_construct_names_the_nearest(
     bpc: Invoke, tmp_path: Path, experts_folder: Path, option: str, value: str, nearest: str
@@ -108,7 +108,7 @@ def test_evaluate_names_the_nearest(
     ("option", "value", "sentence"),
     [
         ("--protocol", "warm", "cold, point, expert; got 'warm'"),
-        ("--preset", "slow", "quick, paper, or a JSON file; got 'slow'"),
+        ("--preset", "slow", "or a JSON file; got 'slow'"),
         ("--device", "abacus", "auto, cpu or cuda; got 'abacus'"),
         ("--network", "mlp:depht=2", "does not take these options"),
         ("--network", "mlp:deep", "key=value"),
@@ -137,6 +137,7 @@ def test_evaluate_names_the_nearest(
         ("--temperature", "nan", "'temperature'"),
         ("--prior-scale", "1e-300", "'prior_scale'"),
         ("--set", "steps=1000000000000", "'steps' of the method 'cd' is a number"),
+        ("--set", "max_start_epoch=-1", "'max_start_epoch' of the method 'cd' is a number from 0"),
         ("--set", "step_size=nan", "'step_size' of the method 'cd' is a number"),
         ("--set", "step_size=" + "9" * 400, "characters"),
     ],

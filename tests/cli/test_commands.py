@@ -250,6 +250,9 @@ def test_run_does_the_whole_job(bpc: Invoke, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     assert (config["dataset"], config["method"], config["construction"]["ipc"]) == ("digits", "cd", 1)
     assert len((folder / "log.jsonl").read_text().splitlines()) == 3
+    along = json.loads((folder / "metrics.json").read_text())["along"]
+    assert [each["iteration"] for each in along] == [0, 1, 2, 3]
+    assert all(0 <= each["accuracy"] <= 1 for each in along)
     assert "Warning about the coreset: The chains disagree" in result.stderr
     following = [shlex.split(line) for line in result.stdout.split("Next:")[1].splitlines() if "bpc" in line]
     for program, name, *words in following:

@@ -201,7 +201,7 @@ def test_a_link_is_written_through(tmp_path: Path) -> None:
 def test_a_loop_of_links_and_an_impossible_name_are_refused(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for name in ("loop", "x" * 300, "nul\0"):
-        with pytest.raises(InputError, match="Choose another name"):
+        with pytest.raises(InputError, match=r"Choose a(nother name| shorter one)"):
             write_text(tmp_path / name, "text")
 
 

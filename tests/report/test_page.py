@@ -72,6 +72,7 @@ def metrics_of(protocol: str = "cold") -> dict[str, Any]:
         "confusion": [[8 if row == column else int(row == 3) for column in range(10)] for row in range(10)],
         "most_certain": [{"index": i, "label": 4, "predicted": 4, "confidence": 0.99} for i in range(3)],
         "least_certain": [{"index": i, "label": 4, "predicted": 9, "confidence": 0.31} for i in range(3)],
+        "along": [{"iteration": 100 * i, "accuracy": 0.75 + 0.03 * i} for i in range(6)],
         "seconds": 71.3,
         "timings": {"experts": 22.5, "construct": 30.1},
     }
@@ -443,12 +444,13 @@ def test_a_browser_shows_table_pictures_and_plots(run_folder: Path, tmp_path: Pa
         assert alt.startswith("Class ") or "taken for" in alt
         assert min(size) >= 60
     assert [chart[0].split(".")[0] for chart in look["charts"]] == [
+        "Test accuracy of one chain along the construction",
         "Energy of both phases",
         "Loss",
         "Reliability diagram",
     ]
     assert all(min(size) > 150 for _, *size in look["charts"])
-    assert len(look["lines"]) == 6 and all(max(size) > 50 for size in look["lines"])
+    assert len(look["lines"]) == 7 and all(max(size) > 50 for size in look["lines"])
     assert all(contrast(ink, look["ground"]) > 3 for ink in look["inks"])
     assert any("Accuracy" in row and "75.0 ± 1.6 %" in row and "+15.0" in row for row in look["results"])
     assert look["cells"]

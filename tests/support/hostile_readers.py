@@ -303,6 +303,7 @@ def _caches(folder: Path) -> list[Reader]:
     origin = WhiteningOrigin(HASH)
     whitening = fit_zca(torch.arange(18, dtype=torch.uint8).view(2, 1, 3, 3))
     summary = {"exact": False, "r_hat": 1.0, "ess": 9.0, "seconds": 1.0, "seconds_per_draw": 0.1, "divergences": 0}
+    summary["modes"] = 1
     draws = torch.randn(2, 3, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     eye = torch.eye(2, dtype=torch.float64)
     reference = {"parameters": draws, "mean": eye[0].clone(), "covariance": eye}

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Annotated, Any
 
 import typer
@@ -15,10 +17,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from pseudocoresets._cli.options import OUTPUT, ProgramSettings
 from pseudocoresets._cli.process import leaving_at_once, output_may_be_lost, prepare_streams, say, status_of
-from pseudocoresets.core.errors import PseudocoresetsError, RenamedWarning
+from pseudocoresets.core.errors import PassedOverWarning, PseudocoresetsError, RenamedWarning
 from pseudocoresets.core.text import printable
 
 BAD_INPUT = 2
+UNFORESEEN = 1
+SHOW_TRACEBACK: ContextVar[bool] = ContextVar("SHOW_TRACEBACK", default=False)
+"""Whether ``--debug`` was said before the command."""
 COMMANDS = {
     "run": "The whole job: experts, coreset, control, posterior, report.",
     "experts": "Train and store expert trajectories; those already in the folder are kept.",
@@ -99,13 +104,39 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             with renamed_names_in_one_line():
                 command(*values, **options)
         except PseudocoresetsError as error:
-            say(f"Error: {printable(str(error))}")
-            raise typer.Exit(BAD_INPUT) from None
+            raise _ended(str(error), BAD_INPUT) from None
         except KeyboardInterrupt as interrupt:
             say("Interrupted. What was finished is kept; the same command goes on from there.")
             raise typer.Exit(status_of(interrupt)) from None
+        except (OSError, typer.Exit, typer.Abort, typer.BadParameter):
+            raise
+        except Exception as error:
+            raise _ended(_unforeseen(error), UNFORESEEN) from None
 
     return call
+
+
+def _ended(sentence: str, status: int) -> typer.Exit:
+    """One sentence, and with ``--debug`` where the error that is being handled comes from."""
+    if SHOW_TRACEBACK.get():
+        say(traceback.format_exc(), end="")
+    say(f"Error: {sentence}")
+    return typer.Exit(status)
+
+
+def _unforeseen(error: Exception) -> str:
+    """What is no mistake of the user: memory that ran out, or one of this library."""
+    from pseudocoresets.core.devices import is_out_of_memory
+
+    if is_out_of_memory(error):
+        return (
+            "There is too little memory; ask for fewer chains, images or a smaller network. What was finished is kept."
+        )
+    first = printable(next(iter(str(error).strip().splitlines()), ""))[:300]
+    return (
+        f"This should not have happened ({type(error).__name__}: {first}); 'bpc --debug' before the command shows "
+        "where, for a report of the bug."
+    )
 
 
 @contextmanager
@@ -115,12 +146,13 @@ def renamed_names_in_one_line() -> Iterator[None]:
         others = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
-            if issubclass(category, RenamedWarning):
+            if issubclass(category, RenamedWarning | PassedOverWarning):
                 say(f"Warning: {printable(str(message))}")
             else:
                 others(message, category, *place)
 
         warnings.simplefilter("always", RenamedWarning)
+        warnings.simplefilter("always", PassedOverWarning)
         vars(warnings)["showwarning"] = show
         yield
 
@@ -165,8 +197,10 @@ def _settings(
     version: Annotated[
         bool, typer.Option("--version", help="Say which version this is.", callback=_show_version, is_eager=True)
     ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
 ) -> None:
     context.obj = ProgramSettings(precision)
+    SHOW_TRACEBACK.set(debug)
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ def compact(
     from pseudocoresets.coreset import Coreset
     from pseudocoresets.data import load_dataset
 
-    require_writable(out)
+    require_writable(out, coreset_file)
     coreset = Coreset.load(coreset_file)
     before = coreset_file.stat().st_size
     transform = coreset.require_images()

@@ -58,6 +58,7 @@ def compare(
     ] = None,
     seed: o.Seed = 0,
     device: o.Device = "auto",
+    force: o.Force = False,
     json: o.AsJson = False,
 ) -> None:
     """Several methods at one cell on shared experts, with the control and the gain over it.
@@ -95,6 +96,7 @@ def compare(
         data_dir=data_dir,
         experts_dir=experts,
         place=o.place_of(context, device),
+        force=force,
     )
     if json:
         print_json(comparison.as_json())

@@ -44,6 +44,7 @@ def construct(
     checkpoint_seconds: o.CheckpointSeconds = CHECKPOINT_SECONDS,
     seed: o.Seed = 0,
     device: o.Device = "auto",
+    force: o.Force = False,
     json: o.AsJson = False,
 ) -> None:
     """One coreset by one method; killed and started again, it goes on from its last checkpoint.
@@ -69,6 +70,7 @@ def construct(
         initial=initial,
         data_dir=data_dir,
         checkpoint_seconds=checkpoint_seconds,
+        force=force,
     )
     if json:
         last = made.history[-1] if made.history else None

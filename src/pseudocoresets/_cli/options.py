@@ -90,6 +90,10 @@ PresetName = Annotated[
         rich_help_panel=METHOD,
     ),
 ]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Replace a finished result of another request.", rich_help_panel=OUTPUT),
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON document instead of a table.", rich_help_panel=OUTPUT)
 ]

@@ -71,7 +71,7 @@ def posterior(
     Example: bpc posterior --data wine --methods moments,giga,uniform --sizes 5,20,50
     """
     if demo:
-        methods, sizes, draws, data = "cd,moments,gaussian-psvi,giga,uniform", "5,20", 300, "diabetes"
+        methods, sizes, draws, data = "cd,moments,giga,uniform", "5,20", 300, "diabetes"
     for folder in (cache, out or Path("runs")):
         require_writable_folder(folder)
     loaded = load_posterior_data(data, model, target, points, dimension, prior_scale, seed, event, group, formula)

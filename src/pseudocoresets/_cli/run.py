@@ -43,6 +43,7 @@ def run(
     method_options: o.MethodOptions = None,
     seed: o.Seed = 0,
     device: o.Device = "auto",
+    force: o.Force = False,
     json: o.AsJson = False,
 ) -> None:
     """The whole job: experts, coreset, control, posterior, report.
@@ -64,7 +65,7 @@ def run(
     )
     folder = out or folder_for(dataset, plan.method, f"ipc{ipc}")
     place = o.place_of(context, device)
-    outcome = run_plan(plan, folder, data_dir=data_dir, experts_dir=experts, place=place)
+    outcome = run_plan(plan, folder, data_dir=data_dir, experts_dir=experts, place=place, force=force)
     finished = datetime.now(UTC).isoformat(sep=" ", timespec="minutes")
     write_json(outcome.folder / ABOUT_FILE, {"command": typed(), "finished": finished})
     page = write_report(outcome.folder)

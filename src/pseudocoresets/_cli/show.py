@@ -31,7 +31,7 @@ def show(
 
     coreset_file = coreset_path(coreset_file)
     picture = coreset_file.with_suffix(".png") if out is None else out
-    require_writable(picture)
+    require_writable(picture, coreset_file)
     coreset = Coreset.load(coreset_file, data_dir=data_dir)
     coreset.show(picture)
     if as_json:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import math
 import os
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.fingerprint import fingerprint
 
 PART_SUFFIX = ".part"
+LOCK_SUFFIX = ".lock"
+LONGEST_NAME = 235
+"""Bytes; most file systems take 255, some of which temporary names add."""
 CHECKSUM = "checksum"
 """The key of the hash of a file's document and tensors."""
 
@@ -37,11 +41,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = _destination(path)
     make_folder(path.parent)
+    remove_leftovers(path)
     try:
         handle, name = tempfile.mkstemp(prefix=_part_prefix(path), suffix=PART_SUFFIX, dir=path.parent)
     except OSError as error:
         raise InputError(f"Cannot write '{path}': {error.strerror}. Choose a folder you may write to.") from None
-    os.close(handle)
+    _lock(handle)  # until it is closed, nobody takes the file for that of a killed writer
     temporary = Path(name)
     try:
         yield temporary
@@ -51,6 +56,56 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise InputError(f"Cannot write '{path}': {error.strerror}. Choose a folder you may write to.") from None
     finally:
         temporary.unlink(missing_ok=True)
+        os.close(handle)
+
+
+@contextmanager
+def only_writer(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Hold the output ``path``, a file or a folder, against other processes, which get one sentence.
+
+    The lock is a hidden file beside it, which goes with the process that holds it, however that ends.
+    """
+    path = _destination(path).absolute()
+    created = [parent for parent in path.parents if not parent.exists()]
+    lock = make_folder(path.parent) / f".{path.name}{LOCK_SUFFIX}"
+    handle = _acquired(lock, path)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(handle)
+        for folder in created:
+            with suppress(OSError):  # there is something in it
+                folder.rmdir()
+
+
+def _acquired(lock: Path, path: Path) -> int:
+    """A handle that holds the lock; one that another process removed in the meantime is made anew."""
+    while True:
+        try:
+            handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise InputError(f"Cannot write '{path}': {error.strerror}. Choose a folder you may write to.") from None
+        if not _lock(handle):
+            os.close(handle)
+            raise InputError(
+                f"Another process is writing '{path}'; wait until it is done, or name another place with --out."
+            )
+        with suppress(FileNotFoundError):
+            if os.fstat(handle).st_ino == lock.stat().st_ino:
+                return handle
+        os.close(handle)
+
+
+def _lock(handle: int) -> bool:
+    """Whether no other process holds this file; where a file system has no locks, nobody is known to."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def make_folder(folder: str | os.PathLike[str]) -> Path:
@@ -65,9 +120,14 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def require_writable(path: str | os.PathLike[str]) -> None:
-    """Find out before long work, not after it, that the file ``path`` cannot be written; nothing is left behind."""
+def require_writable(path: str | os.PathLike[str], source: str | os.PathLike[str] | None = None) -> None:
+    """Find out before long work, not after it, that the file ``path`` cannot be written; nothing is left behind.
+
+    It must be another file than its ``source``, which would be lost.
+    """
     path = _destination(path)
+    if source is not None and path.exists() and Path(source).exists() and path.samefile(source):
+        raise InputError(f"'{path}' is the file that is read, and would be replaced; name another one to write.")
     if path.is_dir():
         raise InputError(f"'{path}' is a folder; give the name of a file to write.")
     require_writable_folder(path.parent)
@@ -87,12 +147,26 @@ def require_writable_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def remove_leftovers(path: str | os.PathLike[str]) -> None:
-    """Remove what a process killed while it was writing ``path`` left beside it."""
+    """Remove what a process killed while it was writing ``path`` left beside it; what one writes now stays."""
     path = Path(path)
-    if path.parent.is_dir():
-        for entry in path.parent.iterdir():
-            if entry.name.startswith(_part_prefix(path)) and entry.name.endswith(PART_SUFFIX):
-                entry.unlink(missing_ok=True)
+    if not path.parent.is_dir():
+        return
+    with os.scandir(path.parent) as entries:
+        parts = [
+            entry.path
+            for entry in entries
+            if entry.name.startswith(_part_prefix(path))
+            and entry.name.endswith(PART_SUFFIX)
+            and entry.is_file(follow_symlinks=False)
+        ]
+    for part in parts:
+        with suppress(OSError):  # gone by now, or of another user
+            handle = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                if _lock(handle):
+                    Path(part).unlink(missing_ok=True)
+            finally:
+                os.close(handle)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -237,6 +311,12 @@ def _checksum(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str
 def _destination(path: str | os.PathLike[str]) -> Path:
     """Where ``path`` leads, through links; a device, a pipe or a socket there would be replaced, and is refused."""
     path = Path(path)
+    if any(ord(each) < 32 for each in str(path)):
+        raise InputError(
+            f"Cannot write {str(path)!r}: its name has a line break or a control code. Choose another name."
+        )
+    if len(os.fsencode(path.name)) > LONGEST_NAME:
+        raise InputError(f"Cannot write '{path}': its name has more than {LONGEST_NAME} bytes. Choose a shorter one.")
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -279,7 +279,7 @@ def check_headers(headers: Mapping[str, Header], arrays: Mapping[str, Array], si
             raise Mismatch(f"it lacks the tensor '{name}'")
     unknown = sorted(set(headers) - set(arrays))
     if unknown:
-        raise Mismatch(f"it holds a tensor '{_shortened(unknown[0])}', which does not belong there")
+        raise Mismatch(f"it holds a tensor '{shortened(unknown[0])}', which does not belong there")
 
 
 def _agrees(side: int, words: str, sides: dict[str, int]) -> bool:
@@ -301,11 +301,12 @@ def _in_words(value: Any) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, str):
-        return f"the text {_shortened(value)!r}"
-    return {None: "null", True: "true", False: "false"}.get(value, _shortened(repr(value)))
+        return f"the text {shortened(value)!r}"
+    return {None: "null", True: "true", False: "false"}.get(value, shortened(repr(value)))
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
+    """The beginning of a long text."""
     return text if len(text) <= 40 else f"{text[:20]}... ({len(text)} characters)"
 
 

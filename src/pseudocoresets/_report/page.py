@@ -39,6 +39,7 @@ LEAK = (
     "start. Its figures say something about the coreset only beside those of the control, which starts from "
     "the same experts."
 )
+ALONG_TITLE = "Test accuracy of one chain along the construction"
 SNIPPET = f"""\
 from pseudocoresets.coreset import Coreset
 from torch.utils.data import DataLoader
@@ -229,6 +230,10 @@ def _curves(run: Run) -> list[dict[str, Any]]:
         ("Energy of both phases", "energy", energies),
         ("Loss", "loss", loss),
     ]
+    along = run.metrics.get("along")
+    records = [each for each in along if isinstance(each, Mapping)] if isinstance(along, list) else []
+    known = [each for each in records if "iteration" in each]
+    drawings.insert(0, (ALONG_TITLE, "accuracy", [charts.log_series("accuracy", "first", known, "accuracy")]))
     return [_curve(title, axis, [line for line in lines if line]) for title, axis, lines in drawings if any(lines)]
 
 

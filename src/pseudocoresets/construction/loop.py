@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -15,7 +16,7 @@ from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS, Checkpoin
 from pseudocoresets.construction.learner import Diverged, Learner
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import ImageTask, Task
-from pseudocoresets.core.devices import PeakMemory, device_memory_error, resolve_device, threads_for
+from pseudocoresets.core.devices import PeakMemory, device_memory_error, is_out_of_memory, resolve_device, threads_for
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.progress import Progress, Silent, task
@@ -28,6 +29,10 @@ from pseudocoresets.models.networks import AnyNetwork, Network, as_network
 from pseudocoresets.sources.experts import Experts, require_experts_for
 
 CHECK_INTERVAL = 10
+WATCHED_PARTS = 5
+"""A construction that is watched is shown at the end of each part but the last."""
+Watch: TypeAlias = Callable[[int, Coreset], None]
+"""Is shown an iteration and the coreset as it then is."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ def run_construction(
     device: str | torch.device = "auto",
     backend: Backend | None = None,
     progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> Construction:
     """The same with everything spelt out, and with the start, the history and the cost in the answer.
 
@@ -88,6 +94,7 @@ def run_construction(
         device=device,
         backend=backend,
         progress=progress,
+        watch=watch,
     )
 
 
@@ -120,8 +127,9 @@ def learn(
     device: str | torch.device = "auto",
     backend: Backend | None = None,
     progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> Construction:
-    """Learn the points of a task by a method."""
+    """Learn the points of a task by a method; ``watch`` is shown the coreset a few times on the way."""
     device = resolve_device(device)
     recorded = configuration(method, settings)
     start = (
@@ -137,7 +145,8 @@ def learn(
     first, began = learner.iteration, time.monotonic()
     with PeakMemory(device) as memory, threads_for(start.x.shape[1:]):
         try:
-            _iterate(learner, method, problem, settings, keeper, progress or Silent(), name)
+            show = None if watch is None else lambda: watch(learner.iteration, learned_coreset(learner, start))
+            _iterate(learner, method, problem, settings, keeper, progress or Silent(), name, show)
         except Diverged:
             advice = _divergence_advice(learner, settings, name)
             raise DivergenceError(advice + _rescue(learner, start, rescue, keeper)) from None
@@ -177,6 +186,12 @@ def configuration(method: GradientMethod, settings: ConstructionSettings) -> dic
     return {"settings": asdict(settings), "method": method.options()}
 
 
+def watched_iterations(iterations: int) -> list[int]:
+    """When a construction is shown to who watches it, in order; the start and the end are known anyway."""
+    marks = {part * iterations // WATCHED_PARTS for part in range(1, WATCHED_PARTS)}
+    return sorted(mark for mark in marks if 0 < mark < iterations)
+
+
 def _iterate(
     learner: Learner,
     method: GradientMethod,
@@ -185,9 +200,11 @@ def _iterate(
     keeper: CheckpointKeeper,
     progress: Progress,
     name: str,
+    show: Callable[[], None] | None,
 ) -> None:
     """Iterate to the end, checkpointing; an interrupted run keeps the last state that was found sound."""
     randomness = Randomness.for_purpose(settings.seed, "construct", device=learner.device)
+    watched = watched_iterations(settings.iterations)
     with task(progress, f"learning the coreset by {name}", settings.iterations):
         progress.advance(learner.iteration)
         try:
@@ -198,10 +215,14 @@ def _iterate(
                 if learner.iteration % CHECK_INTERVAL == 0 or learner.iteration == settings.iterations:
                     learner.check()
                     keeper.save_if_due(learner, settings)
+                if show is not None and learner.iteration in watched:
+                    show()
         except KeyboardInterrupt:
             keeper.save(learner, settings)
             raise
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             keeper.save(learner, settings)
             advice = "lower --ipc, the chains or the steps of the method; the same command goes on from its checkpoint"
             raise device_memory_error(f"an iteration of '{name}'", advice, error) from None

@@ -63,6 +63,13 @@ def require_memory(wanted: float, what: str, advice: str = "use a larger machine
         )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory of the host or the device ran out; torch says the first by a plain RuntimeError."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "alloc" in str(error) and "memory" in str(error)
+
+
 class PeakMemory:
     """The most memory used within a block: allocated on a GPU, resident in the process otherwise (its peak so far)."""
 
@@ -84,8 +91,10 @@ class PeakMemory:
             self.bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def device_memory_error(doing: str, advice: str, error: torch.OutOfMemoryError) -> DeviceMemoryError:
+def device_memory_error(doing: str, advice: str, error: BaseException) -> DeviceMemoryError:
     """What was asked for, what there is, and what to change, in one sentence."""
+    if not isinstance(error, torch.OutOfMemoryError):
+        return DeviceMemoryError(f"This machine has too little memory for {doing}; {advice}.")
     figures = ""
     if torch.cuda.is_available():
         free, total = (value / 2**30 for value in torch.cuda.mem_get_info())

@@ -1,10 +1,6 @@
 """The few exceptions of this library. Each message says what was wrong and what would be right."""
 
-_CONTROL = frozenset(map(chr, (*range(32), *range(127, 160), 0x2028, 0x2029)))
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode("ascii")
+from pseudocoresets.core.text import printable
 
 
 class PseudocoresetsError(Exception):
@@ -14,11 +10,15 @@ class PseudocoresetsError(Exception):
     """
 
     def __init__(self, message: str = "") -> None:
-        super().__init__("".join(_escaped(each) if each in _CONTROL else each for each in message))
+        super().__init__(printable(message))
 
 
 class RenamedWarning(FutureWarning):
     """A name of the last version, which works for one more; the command prints the sentence."""
+
+
+class PassedOverWarning(UserWarning):
+    """Something in the data that cannot be used and was left out; the command prints the sentence."""
 
 
 class InputError(PseudocoresetsError, ValueError):

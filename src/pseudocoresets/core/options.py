@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.registry import Registry, parse_name
+from pseudocoresets.core.settings import check_options
 
 T = TypeVar("T")
 
@@ -16,6 +17,7 @@ def build_named(registry: Registry[Callable[..., T]], text: str, **defaults: Any
     """The registered part that ``text`` names, with its written options over ``defaults``."""
     name, options = parse_name(text, registry.kind)
     build = registry[name]
+    check_options(build, options, f"The {registry.kind} '{name}'")
     try:
         return build(**defaults | options)
     except TypeError as error:

@@ -47,6 +47,10 @@ ANY_NUMBER = Range(-1e30, 1e30)
 """What a number may be that has no range of its own; beyond is a slip, and would hang or overflow."""
 
 
+SHARED = {"max_start_epoch": Range(0, 1e6), "expert_epochs": Range(0, 1e6)}
+"""Options that several methods have and that mean the same in each."""
+
+
 def counted(most: float) -> Range:
     """At least one; more than ``most`` of them would not fit any machine or lifetime."""
     return Range(1, most)
@@ -98,7 +102,7 @@ def check_options(build: Callable[..., Any], values: Mapping[str, Any], whose: s
             raise InputError(f"{whose} has no option '{name}'.{nearest} Known: {', '.join(parameters)}.")
         if name in hints and not _fits(value, hints[name]):
             raise InputError(f"The option '{name}' of {_within(whose)} is {_in_words(hints[name])}; got {value!r}.")
-        usual = ANY_WHOLE if isinstance(value, int) else ANY_NUMBER
+        usual = SHARED.get(name, ANY_WHOLE if isinstance(value, int) else ANY_NUMBER)
         if isinstance(value, int | float) and name not in ranged and value not in usual:
             raise InputError(f"The option '{name}' of {_within(whose)} is a number {usual}; got {_shortened(value)}.")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from urllib.parse import parse_qsl
 
@@ -25,7 +26,7 @@ from pseudocoresets.data.cifar10_c import CIFAR10_C, CIFAR10_C_CORRUPTIONS, corr
 from pseudocoresets.data.dataset import Dataset, Split, stratified_split
 from pseudocoresets.data.digits import DIGITS
 from pseudocoresets.data.download import Source
-from pseudocoresets.data.folder import load_folder
+from pseudocoresets.data.folder import load_folder, resolved_folder
 from pseudocoresets.data.mnist import FASHION_MNIST, MNIST
 from pseudocoresets.data.svhn import SVHN
 from pseudocoresets.data.tiny_imagenet import TINY_IMAGENET
@@ -96,6 +97,15 @@ def load_dataset(
     return entry.load(folder, whiten, device, progress)
 
 
+def full_name(name: str) -> str:
+    """The same data set under a name that means it from every working folder: the path of a folder is absolute."""
+    if not name.startswith(FOLDER_PREFIX):
+        return name
+    path, size = _folder_options(name, None)
+    suffix = "" if size is None else f"?size={size}"
+    return f"{FOLDER_PREFIX}{resolved_folder(path)}{suffix}"
+
+
 def find_entry(name: str) -> DatasetEntry:
     """The catalogue's entry for ``name``, which may name one corruption of CIFAR-10-C."""
     base, _, query = name.partition("?")
@@ -125,6 +135,6 @@ def _folder_options(name: str, size: int | None) -> tuple[str, int | None]:
 
 
 def _whole_number(option: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"The option {option} must be a whole number from 1 on; got '{text}'.")
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) < 1:
+        raise InputError(f"The option {option} must be a whole number from 1 to 999,999,999; got '{text[:40]}'.")
     return int(text)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from pseudocoresets.core.errors import FileFormatError, InputError
+from pseudocoresets.core.errors import FileFormatError, InputError, PassedOverWarning
 from pseudocoresets.core.progress import Progress, Silent
 from pseudocoresets.data.dataset import TEST_FRACTION, Dataset, Split, stratified_split
 from pseudocoresets.data.images import decode_images, image_header
@@ -30,7 +31,7 @@ def load_folder(
     ``size`` scales every image to a square of that side; without it all must have one size. Colour images anywhere
     make all of them colour images.
     """
-    folder = Path(path).expanduser().resolve()
+    folder = resolved_folder(path)
     if size is not None and not 1 <= size <= LARGEST_SIDE:
         raise InputError(f"The size of images must lie between 1 and {LARGEST_SIDE}; got {size}.")
     if not folder.is_dir():
@@ -45,6 +46,13 @@ def load_folder(
         splits = [splits[0].subset(kept), splits[0].subset(held_out)]
     suffix = "" if size is None else f"?size={size}"
     return Dataset(f"folder:{folder}{suffix}", splits[0], splits[1], classes, FitOnDemand(whiten, device))
+
+
+def resolved_folder(path: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(path).expanduser().resolve()
+    except (RuntimeError, OSError, ValueError) as error:  # a loop of links, no home, a zero in the name
+        raise InputError(f"There is no folder {str(path)[:200]!r} ({error}).") from None
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
@@ -85,8 +93,16 @@ def _images_of(folder: Path) -> list[Path]:
     known = Image.registered_extensions()
     if not folder.is_dir():
         return []
-    images = (path for path in folder.iterdir() if path.suffix.lower() in known and path.name[0] != ".")
-    return sorted(path for path in images if path.is_file())
+    images = [path for path in folder.iterdir() if path.suffix.lower() in known and path.name[0] != "."]
+    files = sorted(path for path in images if path.is_file())
+    if len(files) < len(images):
+        warnings.warn(
+            f"{len(images) - len(files)} entries of '{folder}' are named like images and are no files, but folders, "
+            "pipes, devices, sockets or links that lead nowhere; they are passed over.",
+            PassedOverWarning,
+            stacklevel=2,
+        )
+    return files
 
 
 def _decode(listed: list[list[tuple[Path, int]]], size: int | None, progress: Progress, name: str) -> list[Split]:

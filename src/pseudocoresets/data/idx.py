@@ -8,10 +8,12 @@ import os
 import struct
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
+from pseudocoresets._io.files import require_regular
 from pseudocoresets.core.errors import FileFormatError
 
 LARGEST_FILE = 1 << 28
@@ -19,31 +21,37 @@ LARGEST_FILE = 1 << 28
 _UNSIGNED_BYTE = 8
 
 
-def _read(path: Path) -> bytearray:
-    if path.suffix == ".gz":
-        with gzip.open(path) as packed:
-            return bytearray(packed.read(LARGEST_FILE))
-    content = bytearray(path.stat().st_size)
-    with path.open("rb") as file:
-        del content[file.readinto(content) :]
-    return content
-
-
 def read_idx(path: str | os.PathLike[str]) -> Tensor:
-    """The array of unsigned bytes in an IDX file, which may be compressed by gzip."""
+    """The array of unsigned bytes in an IDX file, which may be compressed by gzip.
+
+    No more is unpacked than the header announces, and one byte to see whether there is more.
+    """
     path = Path(path)
     try:
-        content = _read(path)
+        require_regular(path)
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            sides = _sides(file, path)
+            content = bytearray(file.read(math.prod(sides) + 1))
     except (OSError, EOFError, zlib.error) as error:
         raise FileFormatError(f"Cannot read '{path}': {getattr(error, 'strerror', None) or error}.") from None
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _UNSIGNED_BYTE:
+    if len(content) != math.prod(sides):
+        found = "more" if len(content) > math.prod(sides) else len(content)
+        raise FileFormatError(
+            f"'{path}' is truncated or damaged: its header announces {' x '.join(map(str, sides))} bytes, "
+            f"and {found} follow."
+        )
+    return torch.frombuffer(content, dtype=torch.uint8).reshape(sides)
+
+
+def _sides(file: BinaryIO | gzip.GzipFile, path: Path) -> tuple[int, ...]:
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] != _UNSIGNED_BYTE:
         raise FileFormatError(f"'{path}' is not an IDX file of unsigned bytes; fetch the data set again.")
-    dimensions = content[3]
-    start = 4 + 4 * dimensions
-    sides = struct.unpack(f">{dimensions}I", content[4:start]) if len(content) >= start else ()
-    if not math.prod(sides) or len(content) - start != math.prod(sides) or not sides:
+    written = file.read(4 * magic[3])
+    sides = struct.unpack(f">{magic[3]}I", written) if len(written) == 4 * magic[3] else ()
+    if not 0 < math.prod(sides) <= LARGEST_FILE or not sides:
         raise FileFormatError(
             f"'{path}' is truncated or damaged: its header announces {' x '.join(map(str, sides)) or 'more'} bytes, "
-            f"and {max(0, len(content) - start)} follow."
+            f"and there can be 1 to {LARGEST_FILE:,}."
         )
-    return torch.frombuffer(content, dtype=torch.uint8, offset=start).reshape(sides)
+    return sides

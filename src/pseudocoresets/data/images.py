@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from pseudocoresets.core.devices import require_memory
 from pseudocoresets.core.errors import FileFormatError
 from pseudocoresets.core.progress import Progress, task
 
@@ -29,6 +31,7 @@ def decode_images(
     With ``resize`` the largest centred part with the right proportions is scaled to ``size``, (height, width);
     without it a file of another size is an error.
     """
+    require_memory(len(paths) * channels * math.prod(size), f"the {len(paths):,} images of '{name}'", "scale them down")
     images = torch.empty(len(paths), channels, *size, dtype=torch.uint8)
     target = images.numpy()
 

@@ -33,7 +33,7 @@ def _read(path: Path) -> Split:
         raise FileFormatError(f"'{path}' is not a readable MATLAB file with X and y ({error}).") from None
     if images.ndim != 4 or images.dtype != np.uint8:
         raise FileFormatError(f"'{path}' holds X as {images.dtype} {images.shape}, not as uint8 (32, 32, 3, n).")
-    if labels.dtype.kind not in "uif":
+    if labels.dtype.kind not in "uif" or not np.array_equal(labels, np.rint(labels)):
         raise FileFormatError(f"'{path}' holds y as {labels.dtype}, not as whole numbers.")
     labels = labels.ravel().astype(np.int64)
     labels[labels == 10] = 0

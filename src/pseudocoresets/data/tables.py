@@ -277,7 +277,13 @@ def _read_csv(path: Path) -> dict[str, list[str]]:
 def _read_parquet(path: Path) -> dict[str, list[Any]]:
     parquet = import_parquet()
     try:
+        names = parquet.read_schema(path).names
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
+            raise InputError(f"'{path}' has two columns named '{repeated}'; rename one of them.")
         table = parquet.read_table(path)
+    except InputError:
+        raise
     except Exception as error:
         raise FileFormatError(f"'{path}' is not a Parquet file ({error}).") from None
     return {name: table.column(name).to_pylist() for name in table.column_names}
@@ -325,9 +331,12 @@ def _is_missing(value: Any) -> bool:
 def _target_values(name: str, values: Sequence[Any]) -> Array:
     _no_missing(name, values)
     try:
-        return np.array([float(value) for value in values])
+        numbers = np.array([float(value) for value in values])
     except (TypeError, ValueError):
         return np.array([str(value) for value in values])
+    if not np.isfinite(numbers).all():
+        raise InputError(f"The target '{name}' holds a value that is not finite; remove that row.")
+    return numbers
 
 
 def _no_column(name: str, path: Path, columns: Iterable[str]) -> str:

@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pseudocoresets._io.files import require_writable_folder, write_json, write_text
+from pseudocoresets._io.files import only_writer, read_json, require_writable_folder, write_json, write_text
+from pseudocoresets._io.schema import ANY_OBJECT
 from pseudocoresets.construction.loop import network_for
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.fingerprint import fingerprint
@@ -25,13 +26,16 @@ from pseudocoresets.models.networks import Network
 from pseudocoresets.sources.experts import Experts
 from pseudocoresets.workflows.cells import Cell, Document, Outcome, as_number, markdown_table, once, run_cells
 from pseudocoresets.workflows.construct import WorkFiles, construct_plan, write_log
+from pseudocoresets.workflows.estimate import require_feasible
 from pseudocoresets.workflows.evaluate import judge, judge_control
+from pseudocoresets.workflows.outputs import require_same_request
 from pseudocoresets.workflows.place import Workplace, workplace
 from pseudocoresets.workflows.plan import Plan, Stage
 from pseudocoresets.workflows.run import experts_for
 
 CONTROL = "random real images (control)"
 SCORES = tuple(metric.title for metric in METRICS.values())
+COMPARISON = "comparison.json"
 COLUMNS = ("", *SCORES, "gain %", "paper %, NLL", "s/iteration", "total s", "peak MiB")
 
 
@@ -106,10 +110,7 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "dataset": self.plan.dataset,
-            "ipc": self.plan.construction.ipc,
-            "network": self.plan.network,
-            "protocol": self.plan.protocol,
+            **_cell(self.plan),
             "seeds": list(self.seeds),
             "sampling": asdict(self.plan.sampling),
             "construction": {
@@ -124,7 +125,7 @@ class Comparison:
 
     def save(self, folder: Path) -> None:
         """comparison.json and comparison.md."""
-        write_json(folder / "comparison.json", self.as_json())
+        write_json(folder / COMPARISON, self.as_json())
         write_text(folder / "comparison.md", self.as_markdown())
 
 
@@ -136,22 +137,28 @@ def run_comparison(
     data_dir: str | Path = "data",
     experts_dir: str | Path | None = None,
     place: Workplace | None = None,
+    force: bool = False,
 ) -> Comparison:
     """Every plan with every seed, its control first.
 
     Cells that ``folder`` already holds are not computed again, unless their plan or the content of what it names (data,
     network, experts, methods) has changed. The control is one for all methods whose posterior is sampled in the same
-    way. A method that fails is a row that says why; the others go on. The table is saved after every row.
+    way. A method that fails is a row that says why; the others go on. The table is saved after every row. A table of
+    another cell is replaced only by ``force``.
     """
     folder = Path(folder)
     require_writable_folder(folder)
     place = place or workplace()
     plan = next(iter(plans.values()))
+    if (folder / COMPARISON).is_file() and not force:
+        require_same_request(folder, read_json(folder / COMPARISON, ANY_OBJECT), _cell(plan))
     data = load_dataset(plan.dataset, data_dir)
     require_class_size(data.train, plan.construction.ipc)
     rows: list[Row] = []
     controls: dict[SamplingSettings, Mapping[int, Document]] = {}
-    with threads_for(data.shape):
+    for own in plans.values():
+        require_feasible(own, data, experts_dir or folder / "experts", place.device)
+    with only_writer(folder), threads_for(data.shape):
         experts = None
         if any(own.needs_experts() for own in plans.values()):
             experts = experts_for(plan, data, experts_dir or folder / "experts", place)
@@ -166,6 +173,16 @@ def run_comparison(
             rows.append(_method_row(name, own, list(run_cells(cells, images)), controls[own.sampling]))
             Comparison(plan, seeds, rows).save(folder)
     return Comparison(plan, seeds, rows)
+
+
+def _cell(plan: Plan) -> dict[str, Any]:
+    """What all rows of a table are about."""
+    return {
+        "dataset": plan.dataset,
+        "ipc": plan.construction.ipc,
+        "network": plan.network,
+        "protocol": plan.protocol,
+    }
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from pseudocoresets._io.documents import json_text
-from pseudocoresets._io.files import require_writable, write_text
+from pseudocoresets._io.files import only_writer, require_writable, write_text
 from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
 from pseudocoresets.construction.loop import (
     Construction,
+    Watch,
     network_for,
     run_construction,
 )
@@ -25,6 +26,7 @@ from pseudocoresets.methods import build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.networks import build_network
 from pseudocoresets.sources.experts import Experts, load_experts, require_experts_for
+from pseudocoresets.workflows.outputs import require_same_request
 from pseudocoresets.workflows.place import Workplace
 from pseudocoresets.workflows.plan import Plan
 
@@ -58,9 +60,15 @@ def construct_file(
     initial: Path | None = None,
     data_dir: str | Path = "data",
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    force: bool = False,
 ) -> Construction:
-    """The plan's coreset as the file ``out``, its log beside it; ``network``, if named, is what experts must have."""
-    require_writable(out)
+    """The plan's coreset as the file ``out``, its log beside it; ``network``, if named, is what experts must have.
+
+    A coreset of another plan is replaced only by ``force``.
+    """
+    require_writable(out, initial)
+    if out.exists() and not force:
+        _require_no_other_coreset(out, plan)
     start = None if initial is None else Coreset.load(initial, data_dir=data_dir)
     plan = plan if start is None else replace(plan, before=())
     if experts is None and plan.needs_experts():
@@ -72,15 +80,25 @@ def construct_file(
     if trained is not None:
         wanted = None if network is None else build_network(network, data.shape, len(data.classes))
         require_experts_for(trained, data, wanted)
-    with threads_for(data.shape):
+    with only_writer(out), threads_for(data.shape):
         made = construct_plan(
             plan, data, trained, WorkFiles.beside(out), place, initial=start, checkpoint_seconds=checkpoint_seconds
         )
-    if plan.method not in SELECTIONS:
-        write_log(_beside(out, ".log.jsonl"), made.history)
-    made.coreset.save(out)
-    made.discard_checkpoint()
+        if plan.method not in SELECTIONS:
+            write_log(_beside(out, ".log.jsonl"), made.history)
+        made.coreset.save(out)
+        made.discard_checkpoint()
     return made
+
+
+def _require_no_other_coreset(out: Path, plan: Plan) -> None:
+    found = Coreset.load(out)
+    settings = found.configuration.get("settings", {})
+    wanted = {"dataset": plan.dataset, "method": plan.method, "ipc": plan.construction.ipc}
+    recorded = {"dataset": found.source, "method": found.method, "ipc": settings.get("ipc", found.images_per_class)}
+    require_same_request(
+        out, recorded | {"settings": settings}, wanted | {"settings": asdict(plan.construction) if settings else {}}
+    )
 
 
 def construct_plan(
@@ -91,6 +109,7 @@ def construct_plan(
     place: Workplace,
     initial: Coreset | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    watch: Watch | None = None,
 ) -> Construction:
     """The plan's construction, after the stages before it unless it starts from ``initial``.
 
@@ -118,7 +137,7 @@ def construct_plan(
         made = run(stage.method, method, stage.construction, checkpoint=checkpoint, initial=start)
         before, start = replace(made, before=before), made.coreset
     method = build_gradient_method(plan.method, plan.method_options)
-    made = run(plan.method, method, plan.construction, checkpoint=files.checkpoint, initial=start)
+    made = run(plan.method, method, plan.construction, checkpoint=files.checkpoint, initial=start, watch=watch)
     return replace(made, before=before)
 
 

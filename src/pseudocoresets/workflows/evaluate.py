@@ -22,7 +22,7 @@ from pseudocoresets.evaluation.shift import corrupted_split
 from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.inference.sampling import sample_posterior
 from pseudocoresets.models.networks import NetworkSpec
-from pseudocoresets.sources.experts import Experts, load_experts
+from pseudocoresets.sources.experts import Experts, load_experts, require_experts_for
 from pseudocoresets.workflows.place import Workplace
 from pseudocoresets.workflows.plan import Plan, make_plan
 
@@ -63,7 +63,7 @@ def evaluate_file(
     if corruption is not None:
         CORRUPTIONS[corruption.replace("-", "_")]
     if out is not None:
-        require_writable(out)
+        require_writable(out, coreset_file)
     began = time.monotonic()
     data = load_dataset(plan.dataset, data_dir)
     if corruption is not None:
@@ -71,6 +71,8 @@ def evaluate_file(
         data = replace(data, test=test, transform=data.transform_source)
     coreset = whole_coreset(coreset, data, data_dir)
     trained = None if experts is None else load_experts(experts)
+    if trained is not None:
+        require_experts_for(trained, data)
     stages = judging_stages(plan, data)
     with threads_for(data.shape), Job(place.progress, "evaluating the coreset", stages) as job:
         place = replace(place, progress=job)

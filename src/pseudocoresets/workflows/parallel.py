@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeAlias
 
 import torch
@@ -42,7 +42,7 @@ def processes(jobs: int) -> Iterator[Mapper]:
 def require_sendable(thing: object, what: str) -> None:
     """Refuse what another process cannot be given."""
     try:
-        pickle.dumps(thing)
+        ForkingPickler.dumps(thing)
     except Exception as error:
         raise InputError(
             f"{what} cannot be sent to another process ({error}); use jobs=1, or define its functions in a module."

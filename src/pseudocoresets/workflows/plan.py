@@ -13,7 +13,7 @@ from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.registry import Registry, parse_name, parse_value
 from pseudocoresets.core.settings import build_settings
-from pseudocoresets.data import FOLDER_PREFIX, find_entry
+from pseudocoresets.data import FOLDER_PREFIX, find_entry, full_name
 from pseudocoresets.evaluation.report import CONTROL_DRAWS
 from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
 from pseudocoresets.methods import METHODS, build_gradient_method, method_options_from
@@ -102,6 +102,7 @@ def make_plan(
     ``built_by``, which is ``method`` unless another made the coreset.
     """
     require_dataset(dataset)
+    dataset = full_name(dataset)
     require_network(network)
     if protocol not in PROTOCOLS:
         raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{protocol}'.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -13,11 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pseudocoresets._io.files import require_writable_folder, write_json, write_tensors
-from pseudocoresets.construction.loop import Construction
+from pseudocoresets._io.documents import json_text
+from pseudocoresets._io.files import (
+    make_folder,
+    only_writer,
+    read_json,
+    read_tensors,
+    require_writable_folder,
+    write_json,
+    write_tensors,
+)
+from pseudocoresets._io.schema import ANY_OBJECT
+from pseudocoresets.construction.loop import WATCHED_PARTS, Construction, Watch, watched_iterations
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.progress import Job, Stage
-from pseudocoresets.coreset import library_versions
+from pseudocoresets.coreset import Coreset, library_versions
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.evaluation import EvaluationReport
@@ -26,10 +37,15 @@ from pseudocoresets.methods import build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS, require_class_size
 from pseudocoresets.sources.experts import Experts, train_experts
 from pseudocoresets.workflows.construct import WorkFiles, construct_plan, write_log
+from pseudocoresets.workflows.estimate import require_feasible
 from pseudocoresets.workflows.evaluate import judge, judge_control, judging_stages, metrics_document
+from pseudocoresets.workflows.outputs import require_same_request
 from pseudocoresets.workflows.place import Workplace, workplace
 from pseudocoresets.workflows.plan import Plan
 from pseudocoresets.workflows.plan import Stage as StageBefore
+
+ALONG = "along"
+"""Holds the points as they were on the way."""
 
 
 @dataclass(frozen=True)
@@ -49,31 +65,76 @@ def run_plan(
     data_dir: str | Path = "data",
     experts_dir: str | Path | None = None,
     place: Workplace | None = None,
+    force: bool = False,
 ) -> Outcome:
-    """Carry out ``plan`` and leave config, coresets, metrics, log and picture in ``folder``."""
+    """Carry out ``plan`` and leave config, coresets, metrics, log and picture in ``folder``.
+
+    A finished run of another plan is replaced only by ``force``.
+    """
     place = place or workplace()
     folder = Path(folder)
     require_writable_folder(folder)
+    if not force:
+        _require_no_other_run(folder, plan)
     data = load_dataset(plan.dataset, data_dir)
     require_class_size(data.train, plan.construction.ipc)
+    require_feasible(plan, data, experts_dir or folder / "experts", place.device)
     timings: dict[str, float] = {}
     experts = None
-    with threads_for(data.shape), Job(place.progress, "the whole job", stages_of(plan, data)) as job:
+    whole = Job(place.progress, "the whole job", stages_of(plan, data))
+    with only_writer(folder), threads_for(data.shape), whole as job:
         place = replace(place, progress=job)
         if plan.needs_experts():
             with _timed(timings, "experts", job):
                 experts = experts_for(plan, data, experts_dir or folder / "experts", place)
         with _timed(timings, "construct", job):
-            made = construct_plan(plan, data, experts, WorkFiles.within(folder), place)
+            made = construct_plan(plan, data, experts, WorkFiles.within(folder), place, watch=_kept_in(folder))
             made.coreset.save(folder / "coreset.safetensors")
         with _timed(timings, "posterior", job):
             report = judge(plan, made.coreset, data, experts, place)
         with _timed(timings, "control", job):
             control = judge_control(plan, made.coreset.network, data, experts, place)
-    metrics = metrics_document(plan, made.coreset, report, control, timings)
-    _write_run(folder, plan, data, made, metrics, place.device)
-    made.discard_checkpoint()
+        with _timed(timings, "along", job):
+            along = accuracy_along(plan, folder, made, data, experts, place)
+        metrics = metrics_document(plan, made.coreset, report, control, timings) | {"along": along}
+        _write_run(folder, plan, data, made, metrics, place.device)
+        made.discard_checkpoint()
     return Outcome(report, control, metrics, folder)
+
+
+def _require_no_other_run(folder: Path, plan: Plan) -> None:
+    if (folder / "metrics.json").is_file() and (folder / "config.json").is_file():
+        found = read_json(folder / "config.json", ANY_OBJECT)
+        require_same_request(folder, found, json.loads(json_text(plan.as_json())))
+
+
+def accuracy_along(
+    plan: Plan, folder: Path, made: Construction, data: Dataset, experts: Experts | None, place: Workplace
+) -> list[dict[str, float]]:
+    """The test accuracy of one chain on the coreset at the start, on the way and at the end of the construction."""
+    if not made.history:
+        return []
+    last, steps = len(made.history), {0: made.initial}
+    for at in watched_iterations(last):
+        if (path := folder / ALONG / f"{at}.safetensors").is_file():
+            points, _ = read_tensors(path)
+            steps[at] = replace(made.coreset, x=points["x"], y=points["y"], weights=points["weights"])
+    steps[last] = made.coreset
+    one_chain = replace(plan, sampling=replace(plan.sampling, chains=1))
+    return [
+        {"iteration": at, "accuracy": judge(one_chain, each, data, experts, place).accuracy.mean}
+        for at, each in steps.items()
+    ]
+
+
+def _kept_in(folder: Path) -> Watch:
+    """Keeps the points that it is shown, for a process that goes on after a kill too."""
+
+    def keep(iteration: int, coreset: Coreset) -> None:
+        points = {"x": coreset.x, "y": coreset.y, "weights": coreset.weights}
+        write_tensors(make_folder(folder / ALONG) / f"{iteration}.safetensors", points, {"iteration": iteration})
+
+    return keep
 
 
 def experts_for(plan: Plan, data: Dataset, folder: str | Path, place: Workplace) -> Experts:
@@ -132,6 +193,7 @@ def stages_of(plan: Plan, data: Dataset) -> list[Stage]:
         Stage("construct", sum(points * _passes(each) for each in learned) + points, max(1, len(learned))),
         *judging_stages(plan, data),
     ]
+    stages.append(Stage("along", stages[1].work * (1 + WATCHED_PARTS) / plan.sampling.chains, 2 * (1 + WATCHED_PARTS)))
     if plan.needs_experts():
         stages.insert(0, Stage("experts", plan.expert_count * plan.experts.epochs * len(data.train)))
     return stages

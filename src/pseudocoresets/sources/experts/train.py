@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pseudocoresets import presets
+from pseudocoresets._io.files import only_writer
 from pseudocoresets.backends import Backend, ChainRunner, choose_backend
-from pseudocoresets.core.devices import device_memory_error, resolve_device, threads_for
+from pseudocoresets.core.devices import device_memory_error, is_out_of_memory, resolve_device, threads_for
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.progress import Progress, Silent, by_default, task
 from pseudocoresets.core.seeds import Randomness, derive_seed
@@ -90,6 +92,7 @@ def train(
     if todo:
         where = resolve_device(device)
         with (
+            nullcontext() if out is None else only_writer(out),
             threads_for(data.shape),
             task(progress or Silent(), f"training experts on {data.name}", len(todo) * settings.epochs) as shown,
         ):
@@ -133,7 +136,9 @@ class _Trainer:
         """Train these side by side, or in halves if the device cannot hold so many."""
         try:
             return self.train(numbers, progress)
-        except torch.OutOfMemoryError as error:
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
             if len(numbers) == 1:
                 advice = "lower the batch size or choose a smaller network"
                 raise device_memory_error("training one expert", advice, error) from None
