@@ -229,6 +229,9 @@ def test_wrong_svhn_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="not as uint8"):
         small(SVHN).load(tmp_path)
     savemat(tmp_path / "test_32x32.mat", {"X": np.zeros((3, 3, 3, 3), np.uint8), "y": np.array(["a", "b", "c"])})
+    with pytest.raises(FileFormatError, match="y is no array of real numbers"):
+        small(SVHN).load(tmp_path)
+    savemat(tmp_path / "test_32x32.mat", {"X": np.zeros((3, 3, 3, 3), np.uint8), "y": np.array([1.0, 0.5, 2.0])})
     with pytest.raises(FileFormatError, match="not as whole numbers"):
         small(SVHN).load(tmp_path)
 

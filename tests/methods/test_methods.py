@@ -205,7 +205,7 @@ def test_unknown_kernel_or_option_is_refused_at_once() -> None:
         BPTT(gradient="difference")
     with pytest.raises(InputError, match="Did you mean 'langevin'"):
         ContrastiveDivergence(kernel="langevn")
-    with pytest.raises(InputError, match="has no option 'leaps'. Did you mean 'leapfrog_steps'"):
+    with pytest.raises(InputError, match="has no option 'leaps'"):
         ContrastiveDivergence(kernel="hmc:leaps=3")
 
 

@@ -12,6 +12,7 @@ from pseudocoresets.core.progress import Progress
 from pseudocoresets.data.catalogue import DatasetEntry, require_file
 from pseudocoresets.data.dataset import Split
 from pseudocoresets.data.download import Source
+from pseudocoresets.data.matlab import read_matlab
 
 
 def read_svhn(entry: DatasetEntry, root: Path, progress: Progress) -> tuple[Split, Split]:
@@ -24,16 +25,11 @@ def read_svhn(entry: DatasetEntry, root: Path, progress: Progress) -> tuple[Spli
 
 
 def _read(path: Path) -> Split:
-    from scipy.io import loadmat
-
-    try:
-        content = loadmat(path, variable_names=("X", "y"))
-        images, labels = content["X"], content["y"]
-    except Exception as error:  # a damaged file makes scipy raise almost anything
-        raise FileFormatError(f"'{path}' is not a readable MATLAB file with X and y ({error}).") from None
+    content = read_matlab(path, ("X", "y"))
+    images, labels = content["X"], content["y"]
     if images.ndim != 4 or images.dtype != np.uint8:
         raise FileFormatError(f"'{path}' holds X as {images.dtype} {images.shape}, not as uint8 (32, 32, 3, n).")
-    if labels.dtype.kind not in "uif" or not np.array_equal(labels, np.rint(labels)):
+    if not np.array_equal(labels, np.rint(labels)):
         raise FileFormatError(f"'{path}' holds y as {labels.dtype}, not as whole numbers.")
     labels = labels.ravel().astype(np.int64)
     labels[labels == 10] = 0
