@@ -94,7 +94,7 @@ def plan_of(method: str | None, preset: str = "paper", **settings: Any) -> Plan:
 
 @pytest.fixture
 def plan() -> Plan:
-    options = {"steps": 3, "batch_size": 32, "burn_in": 0}
+    options = {"steps": 3, "batch_size": 32, "burn_in": 0, "horizon": 12}
     full = plan_of("bptt", construction={"iterations": 4}, method_options=options)
     matching, _ = full.before
     settings = replace(matching.construction, iterations=3)
@@ -136,7 +136,7 @@ def test_the_second_stage_starts_where_the_first_ended(
 def test_a_third_stage_goes_on_from_the_second_and_leaves_no_file(
     plan: Plan, digits: Dataset, experts: Experts, tmp_path: Path
 ) -> None:
-    between = Stage("bptt", {"steps": 3, "batch_size": 32}, replace(plan.construction, iterations=2))
+    between = Stage("bptt", {"steps": 3, "batch_size": 32, "horizon": 12}, replace(plan.construction, iterations=2))
     three = replace(plan, before=(*plan.before, between))
     made = made_in(tmp_path, three, digits, experts)
     assert made.before is not None
