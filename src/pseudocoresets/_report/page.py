@@ -80,7 +80,7 @@ def write_report(run_folder: str | os.PathLike[str], out: str | os.PathLike[str]
 
 def render(run: Run) -> str:
     """The page as text. It makes no outside request: styles, pictures and charts are inside."""
-    template = environment().from_string(resource("page.html"))
+    template = environment().get_template("page.html")
     return template.render(
         style=Markup(resource("page.css")),
         title=f"Pseudo-coreset of {run.coreset.source}",
@@ -107,9 +107,10 @@ def render(run: Run) -> str:
 
 def environment() -> Environment:
     """Where templates become pages: what is inserted is escaped, and a missing name is an error."""
-    from jinja2 import Environment, StrictUndefined
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     return Environment(
+        loader=FunctionLoader(resource),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

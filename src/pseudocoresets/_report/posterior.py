@@ -43,7 +43,7 @@ def write_posterior_page(study: Study, folder: str | os.PathLike[str]) -> Path:
     if shown is not None:
         about = f"Full posterior in grey, that of the coreset of {shown.size} points by {shown.method} in orange."
         drawings.append(_drawing("Marginals and pairs", pairs_figure(study, shown), about))
-    template = environment().from_string(resource("posterior.html"))
+    template = environment().get_template("posterior.html")
     text = template.render(
         style=Markup(resource("page.css")),
         title=f"Coresets of {data.name}",

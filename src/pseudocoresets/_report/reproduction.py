@@ -44,7 +44,7 @@ def write_reproduction(out: Path, scale: Scale) -> Path:
     text = [line for name, lines in tables.items() if name not in FIGURES for line in markdown(TABLES[name], lines)]
     warning = [f"**{SMOKE_WARNING}**", ""] if scale.is_smoke else []
     write_text(out / TABLES_FILE, "\n".join(["# The paper's tables, ours beside the paper's", "", *warning, *text]))
-    page = environment().from_string(resource("reproduction.html")).render(
+    page = environment().get_template("reproduction.html").render(
         style=Markup(resource("page.css")),
         title="The paper's tables and figures",
         warning=SMOKE_WARNING if scale.is_smoke else "",
