@@ -24,6 +24,7 @@ BEFORE_ANNEALING = "before annealing."
 
 
 DOCUMENT = Object({"run": HASH, "iteration": ANY_SIZE, "iterations": SIZE, "records": ListOf(NAME, 1000)})
+STATE_DTYPES = frozenset((torch.float32, torch.float64, torch.uint8, torch.int32, torch.int64, torch.bool))
 STATE_NAME = re.compile(r"records|(leaves|averages|method)/[^/]+|optimiser/[^/]+/[^/]+")
 
 
@@ -128,6 +129,8 @@ def _state(tensors: Mapping[str, Tensor], records: Sequence[str]) -> LearnerStat
     for name, tensor in tensors.items():
         if not STATE_NAME.fullmatch(name):
             raise Mismatch(f"it holds a tensor {name[:40]!r}, which belongs to no state")
+        if tensor.dtype not in STATE_DTYPES:
+            raise Mismatch(f"'{name}' holds {tensor.dtype}, which no state does")
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise Mismatch(f"'{name}' holds values that are not finite")
     rows = tensors.get("records")
