@@ -105,8 +105,8 @@ def tensors(draw: st.DrawFn, whole: dict[str, Tensor]) -> dict[str, Tensor]:
             found[name] = torch.zeros(draw(st.lists(st.integers(0, 5), max_size=5)), dtype=tensor.dtype)
         elif how in ("values", "one value"):
             value = draw(st.sampled_from(VALUES if tensor.is_floating_point() else [-1, 0, 3, 99]))
-            found[name] = torch.full_like(tensor, value) if how == "values" else tensor.clone()
-            found[name].view(-1)[-1:] = value
+            found[name] = tensor.clone()
+            found[name].view(-1)[0 if how == "values" else -1 :] = torch.tensor(value).to(tensor.dtype)
         elif how == "gone" and len(found) > 1:
             del found[name]
         elif how == "renamed":
