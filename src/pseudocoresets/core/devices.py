@@ -7,11 +7,16 @@ import os
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import torch
 
 from pseudocoresets.core.errors import DeviceMemoryError, InputError
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 SMALL_IMAGE = 16 * 16 * 3
 """Values an image; on two cores, ten digits of 8 x 8 are slower on two threads than on one."""
@@ -47,6 +52,28 @@ def threads_for(shape: Sequence[int], small: int = SMALL_IMAGE) -> Iterator[None
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Let SciPy's optimisers, whose matrices are tiny, compute on one thread; torch's threads are others.
+
+    The choice is left to OMP_NUM_THREADS and OPENBLAS_NUM_THREADS where they are set.
+    """
+    if "OMP_NUM_THREADS" in os.environ or "OPENBLAS_NUM_THREADS" in os.environ:
+        yield
+        return
+    with _thread_pools().limit(limits=1, user_api="blas"):
+        yield
+
+
+@lru_cache(maxsize=1)
+def _thread_pools() -> ThreadpoolController:
+    """The libraries in this process that have threads of their own, SciPy's among them."""
+    import scipy.optimize  # noqa: F401  (loads its BLAS)
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
 
 
 def host_memory() -> int:

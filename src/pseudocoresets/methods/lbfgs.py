@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pseudocoresets.core.devices import one_blas_thread
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.points import Points
@@ -57,7 +58,7 @@ def minimise(
         return float(value), gradient.numpy()
 
     options = {"maxiter": iterations, "maxfun": 2 * iterations + 20, "ftol": 1e-13, "gtol": 1e-9, "maxcor": 20}
-    with contextlib.suppress(_Enough):
+    with contextlib.suppress(_Enough), one_blas_thread():
         minimize(value_and_gradient, free.numpy(), jac=True, method="L-BFGS-B", options=options)
     return torch.from_numpy(np.asarray(best["free"])), float(best["value"])
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pseudocoresets.core.devices import one_blas_thread
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.points import Points
@@ -144,7 +145,8 @@ def forward_kl_weights(
 
     bounds = [(0.0, min(cap, max(float(len(points)), weight))) for weight in start]
     options = {"maxiter": iterations, "ftol": 1e-12}
-    minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    with one_blas_thread():
+        minimize(value_and_gradient, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     assert points.indices is not None
     return chosen_points(problem, points.indices, torch.from_numpy(best[1] * scale))
 
