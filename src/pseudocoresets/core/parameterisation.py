@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import torch
@@ -82,9 +83,13 @@ class Parameterisation:
 
     def unflattened(self, vector: Tensor) -> dict[str, Tensor]:
         """The free tensors in a vector, differentiable in it."""
-        like = self.initial()
-        parts = vector.split([tensor.numel() for tensor in like.values()])
-        return {name: part.view_as(tensor) for (name, tensor), part in zip(like.items(), parts, strict=True)}
+        parts = vector.split([shape.numel() for shape in self._shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+    @cached_property
+    def _shapes(self) -> dict[str, torch.Size]:
+        """Of the free tensors."""
+        return {name: tensor.shape for name, tensor in self.initial().items()}
 
     def _x(self, free: Tensor) -> Tensor:
         return free if self.scale is None else free * self.scale
