@@ -158,7 +158,7 @@ def test_descending_the_loss_brings_the_posteriors_together(method: object, rate
 def test_psvi_samples_the_coresets_posterior() -> None:
     """Mean and variance within Monte Carlo error and the Langevin step's known bias."""
     problem, points = gaussian_problem(), gaussian_points()
-    method = PseudocoresetVI(steps=200, step_size=0.05, samples=4000, langevin_steps=200)
+    method = PseudocoresetVI(steps=200, step_size=0.05, samples=4000, langevin_steps=200, at_once=500)
     samples = method.sample_coreset(points, problem, torch.zeros(1, 2, dtype=DOUBLE), Randomness.for_purpose(0))
     mean, variance = (value.detach() for value in GaussianModel().posterior(points.x, points.weights))
     curvature = 1 / (DATA_SIZE * variance)
