@@ -249,9 +249,9 @@ def test_a_model_of_ones_own_goes_through_the_front_doors(tmp_path: Path) -> Non
     model = pc.FunctionModel(log_likelihood, lambda theta: -0.5 * theta.square().sum(), 3, pseudo_target="real")
     pc.construct(rows, model=model, method="moments", size=20).save(tmp_path / "c.safetensors")
     samples = pc.sample_posterior(
-        pc.Coreset.load(tmp_path / "c.safetensors"), model=model, sampler="nuts", samples=400, warmup=150
+        pc.Coreset.load(tmp_path / "c.safetensors"), model=model, sampler="nuts", chains=8, samples=200, warmup=100
     )
-    reference = pc.reference_posterior(rows, model, 400, 150)
+    reference = pc.reference_posterior(rows, model, 200, 100, chains=8)
     assert pc.distance(samples, reference).kl_full_coreset < 0.2
 
 
