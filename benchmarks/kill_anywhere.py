@@ -54,7 +54,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 }
 MEASURED = re.compile(r"seconds|timings|peak_memory|speed_up|checksum|libraries")
 """Keys of what a clock or the machine says."""
-NOT_COMPARED = ("report.html", ".md", ".png")
+NOT_COMPARED = (".html", ".md", ".png")
 """They show measured times, or, of a study, its speed, as cached references do."""
 
 
