@@ -52,7 +52,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compact": ("compact", f"../{MADE}/run/coreset.safetensors", "out/small.safetensors"),
     "report": ("report", f"../{MADE}/run", "--out", "out/report.html"),
 }
-MEASURED = re.compile(r"seconds|timings|peak_memory|speed_up|checksum|libraries")
+MEASURED = re.compile(r"seconds|timings|peak_memory|speed_up|checksum|libraries|finished")
 """Keys of what a clock or the machine says."""
 NOT_COMPARED = (".html", ".md", ".png")
 """They show measured times, or, of a study, its speed, as cached references do."""
