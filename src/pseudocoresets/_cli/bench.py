@@ -11,7 +11,7 @@ import typer
 
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_table
-from pseudocoresets._cli.process import say
+from pseudocoresets._cli.process import A_PART_FAILED, say
 from pseudocoresets._io.files import require_writable, write_json
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.evaluation.report import method_title
@@ -19,7 +19,6 @@ from pseudocoresets.workflows.bench import Measurement, run_bench
 from pseudocoresets.workflows.bench_methods import Cost, MethodCost, bench_methods
 from pseudocoresets.workflows.bench_plot import save_bench_plot
 
-A_METHOD_FAILED = 3
 SIZES = "1,10,50"
 METHOD_COLUMNS = ("", "ms/update", "peak MB", "published loop ms", "times faster", "its MB", "paper s", "paper GB")
 NOTE = (
@@ -57,7 +56,7 @@ def bench(
     where = place.device
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     if methods is not None:
-        found = bench_methods(_names(methods), _sizes(ipc or SIZES), where, o.program_settings(context).precision)
+        found = bench_methods(o.words(methods), _sizes(ipc or SIZES), where, o.program_settings(context).precision)
         _show_methods(found, name, out, json)
         return
     if ipc is not None:
@@ -113,16 +112,12 @@ def _show_methods(found: Iterable[MethodCost], name: str, out: Path | None, json
     else:
         print_table(f"{name}, torch {torch.__version__}", METHOD_COLUMNS, [_method_cells(row) for row in rows], NOTE)
     if any(row.failure is not None for row in rows):
-        raise typer.Exit(A_METHOD_FAILED)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+        raise typer.Exit(A_PART_FAILED)
 
 
 def _sizes(text: str) -> list[int]:
     try:
-        return [int(size) for size in _names(text)]
+        return [int(size) for size in o.words(text)]
     except ValueError:
         raise InputError(f"--ipc takes whole numbers separated by commas, such as {SIZES}; got '{text}'.") from None
 

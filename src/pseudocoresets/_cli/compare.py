@@ -9,6 +9,7 @@ import typer
 
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_table
+from pseudocoresets._cli.process import A_PART_FAILED
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.inference.settings import SamplingSettings
@@ -16,8 +17,6 @@ from pseudocoresets.sources.experts import ExpertSettings
 from pseudocoresets.workflows.compare import COLUMNS, run_comparison
 from pseudocoresets.workflows.plan import make_plan, options_by_method
 from pseudocoresets.workflows.run import folder_for
-
-A_METHOD_FAILED = 3
 
 
 @o.with_settings(experts=ExpertSettings, construction=ConstructionSettings, sampling=SamplingSettings)
@@ -68,7 +67,7 @@ def compare(
 
     Example: bpc compare --dataset digits --ipc 1 --methods cd,random --json
     """
-    names = [name.strip() for name in methods.split(",") if name.strip()]
+    names = o.words(methods)
     if not names or seeds < 1:
         raise InputError("Name at least one method and ask for at least one seed.")
     options = options_by_method(method_options or [], names)
@@ -105,4 +104,4 @@ def compare(
         print_table(comparison.title, COLUMNS, rows, "\n".join(comparison.notes))
         typer.echo(f"Saved: {folder / 'comparison.json'}, {folder / 'comparison.md'}")
     if any(row.failure is not None for row in comparison.rows):
-        raise typer.Exit(A_METHOD_FAILED)
+        raise typer.Exit(A_PART_FAILED)

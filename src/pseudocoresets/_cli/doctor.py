@@ -22,6 +22,7 @@ def doctor(context: typer.Context, data_dir: o.DataDir = Path("data"), json: o.A
 
     Example: bpc doctor --json
     """
+    from pseudocoresets.core.devices import host_memory
     from pseudocoresets.data import DATASETS
 
     facts = {
@@ -30,7 +31,7 @@ def doctor(context: typer.Context, data_dir: o.DataDir = Path("data"), json: o.A
         "packages": {name: _version(name) for name in PACKAGES},
         **_device(),
         "fast path": _fast_path(context),
-        "memory": _gigabytes(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        "memory": _gigabytes(host_memory()),
         "free disk here": _gigabytes(shutil.disk_usage(".").free),
         "data sets here": [entry.name for entry in DATASETS.values() if entry.is_present(data_dir)],
     }
@@ -63,7 +64,7 @@ def _fast_path(context: typer.Context) -> str:
     from pseudocoresets.backends import PlainBackend
 
     place = o.place_of(context, "auto")
-    if not isinstance(place.backend, PlainBackend):
+    if type(place.backend) is not PlainBackend:
         return "yes"
     if place.device.type != "cuda":
         return "no: it needs a GPU that torch can use"

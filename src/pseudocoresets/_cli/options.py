@@ -13,7 +13,7 @@ import typer
 from typer.models import OptionInfo
 
 from pseudocoresets.core.progress import for_stream
-from pseudocoresets.core.settings import alternatives, type_hints
+from pseudocoresets.core.settings import SEED, alternatives, type_hints
 
 if TYPE_CHECKING:
     from pseudocoresets.workflows.place import Workplace
@@ -79,14 +79,14 @@ CheckpointSeconds = Annotated[
 ]
 Seed = Annotated[
     int,
-    typer.Option("--seed", min=-(2**63), max=2**63 - 1, help="Seed of everything random.", rich_help_panel=METHOD),
+    typer.Option("--seed", min=SEED.low, max=SEED.high, help="Seed of everything random.", rich_help_panel=METHOD),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.", rich_help_panel=MACHINE)]
 PresetName = Annotated[
     str,
     typer.Option(
         "--preset",
-        help="Where settings not given here come from: quick, paper, published or a JSON file.",
+        help="Where settings not given here come from: quick, paper, best, published or a JSON file.",
         rich_help_panel=METHOD,
     ),
 ]
@@ -117,6 +117,11 @@ class ProgramSettings:
 def place_of(context: typer.Context, device: str) -> Workplace:
     """Where a command works: on ``device``, as the program's settings have it."""
     return program_settings(context).place(device)
+
+
+def words(text: str) -> list[str]:
+    """What is separated by commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def program_settings(context: typer.Context) -> ProgramSettings:

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from pseudocoresets._cli import options as o
-from pseudocoresets._cli.compare import A_METHOD_FAILED
 from pseudocoresets._cli.output import print_json, print_table
+from pseudocoresets._cli.process import A_PART_FAILED
 from pseudocoresets._io.files import require_writable_folder
 from pseudocoresets._report.posterior import write_posterior_page
 from pseudocoresets.core.devices import threads_for
@@ -75,7 +75,7 @@ def posterior(
     for folder in (cache, out or Path("runs")):
         require_writable_folder(folder)
     loaded = load_posterior_data(data, model, target, points, dimension, prior_scale, seed, event, group, formula)
-    names = [name.strip() for name in methods.split(",") if name.strip()]
+    names = o.words(methods)
     if seeds < 1 or draws < 4:
         raise InputError("Ask for at least one seed and four draws.")
     wanted, shape = range(seed, seed + seeds), (len(loaded.rows), loaded.model.size)
@@ -102,13 +102,13 @@ def posterior(
         drawn = "" if page is None else f", {folder / 'distance.png'}, {page} and the coresets"
         typer.echo(f"Wrote {folder / 'posterior.json'}{drawn}.")
     if any(row.failure is not None for row in study.rows):
-        raise typer.Exit(A_METHOD_FAILED)
+        raise typer.Exit(A_PART_FAILED)
 
 
 def parse_sizes(text: str) -> list[int]:
     """``"10,30"`` as numbers."""
     try:
-        sizes = sorted({int(part) for part in text.split(",") if part.strip()})
+        sizes = sorted({int(part) for part in o.words(text)})
     except ValueError:
         raise InputError(f"Sizes are whole numbers separated by commas, such as 10,30,100; got '{text}'.") from None
     if sizes and sizes[-1] > LARGEST_SIZE:

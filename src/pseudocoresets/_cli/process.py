@@ -16,6 +16,8 @@ from types import FrameType
 from typing import NoReturn, TextIO
 
 LOST_OUTPUT = 1
+A_PART_FAILED = 3
+"""The status of a command that went on after one of its methods or cells failed."""
 ENDING = [
     number
     for name, number in signal.Signals.__members__.items()

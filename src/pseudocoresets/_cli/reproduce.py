@@ -10,7 +10,7 @@ import typer
 
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_table
-from pseudocoresets._cli.process import say
+from pseudocoresets._cli.process import A_PART_FAILED, say
 from pseudocoresets._io.files import require_writable_folder
 from pseudocoresets._report.reproduction import write_reproduction
 from pseudocoresets.core.errors import InputError
@@ -20,7 +20,6 @@ from pseudocoresets.workflows.reproduce.judge import Order
 from pseudocoresets.workflows.reproduce.scale import SMOKE, Scale
 from pseudocoresets.workflows.reproduce.schedule import Wanted, compute, compute_on, estimate, is_done, missing
 
-A_CELL_FAILED = 3
 LIST, PAGE, ALL = "list", "page", "all"
 
 
@@ -115,7 +114,7 @@ def reproduce(
     page = write_reproduction(out, settings)
     say("".join(f"{failure}\n" for failure in failed) + f"Saved: {out / 'tables.md'}, {page}")
     if failed:
-        raise typer.Exit(A_CELL_FAILED)
+        raise typer.Exit(A_PART_FAILED)
 
 
 def _scale(smoke: bool, expert_count: int | None, iterations: int | None) -> Scale:
@@ -129,16 +128,12 @@ def _scale(smoke: bool, expert_count: int | None, iterations: int | None) -> Sca
 
 def _wanted(names: list[str], datasets: str, sizes: str, variants: str, protocols: str, seeds: int) -> Wanted:
     tables = [] if {ALL, LIST, PAGE} & set(names) else names
-    whole = [word for word in _words(sizes) if not word.isdecimal()]
+    whole = [word for word in o.words(sizes) if not word.isdecimal()]
     if whole:
         raise InputError(f"Images per class are whole numbers, separated by commas; got '{whole[0]}'.")
     return Wanted(
-        tables, _words(datasets), [int(word) for word in _words(sizes)], _words(variants), _words(protocols), seeds
+        tables, o.words(datasets), [int(word) for word in o.words(sizes)], o.words(variants), o.words(protocols), seeds
     )
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _compute(context: typer.Context, wanted: Wanted, order: Order, devices: str, budget: float | None) -> list[str]:
@@ -146,8 +141,8 @@ def _compute(context: typer.Context, wanted: Wanted, order: Order, devices: str,
     cells = [cell for cell in wanted.cells(order) if missing(cell, order) is None]
     if not cells:
         raise InputError("None of the cells asked for can be computed here; 'bpc reproduce list' says what is missing.")
-    names = _words(devices)
-    settings = context.find_object(o.ProgramSettings) or o.ProgramSettings()
+    names = o.words(devices)
+    settings = o.program_settings(context)
     if len(names) > 1:
         return compute_on(names, cells, order, settings.precision, budget)
     place = settings.place(names[0] if names else "auto")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +18,7 @@ from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.sources.experts import ExpertSettings
 from pseudocoresets.workflows.plan import Plan, make_plan, parse_options
+from pseudocoresets.workflows.provenance import typed_command
 from pseudocoresets.workflows.run import folder_for, run_plan
 
 
@@ -67,7 +67,7 @@ def run(
     place = o.place_of(context, device)
     outcome = run_plan(plan, folder, data_dir=data_dir, experts_dir=experts, place=place, force=force)
     finished = datetime.now(UTC).isoformat(sep=" ", timespec="minutes")
-    write_json(outcome.folder / ABOUT_FILE, {"command": typed(), "finished": finished})
+    write_json(outcome.folder / ABOUT_FILE, {"command": typed_command(), "finished": finished})
     page = write_report(outcome.folder)
     warn_of_chains(outcome.metrics)
     if json:
@@ -82,11 +82,6 @@ def run(
     typer.echo(f"Report: {page}\n\nNext:")
     for command, purpose in next_commands(plan, outcome.folder, experts):
         typer.echo(f"  {command}\n      {purpose}")
-
-
-def typed() -> str:
-    """The command as it was typed, for the record."""
-    return shlex.join(["bpc", *sys.argv[1:]])
 
 
 def next_commands(plan: Plan, folder: Path, experts: Path | None) -> list[tuple[str, str]]:

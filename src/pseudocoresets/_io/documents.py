@@ -16,7 +16,7 @@ DEEPEST_NESTING = 50
 
 
 def json_text(content: Any, indent: int | None = None, sort_keys: bool = False) -> str:
-    return json.dumps(_finite(content), indent=indent, allow_nan=False, sort_keys=sort_keys)
+    return json.dumps(finite(content), indent=indent, allow_nan=False, sort_keys=sort_keys)
 
 
 def parse_json(text: str) -> Any:
@@ -51,11 +51,12 @@ def _finite_number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _finite(content: Any) -> Any:
+def finite(content: Any) -> Any:
+    """The same with null for every number that is not finite."""
     if isinstance(content, float):
         return content if math.isfinite(content) else None
     if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
+        return {key: finite(value) for key, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
+        return [finite(value) for value in content]
     return content

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import math
 import os
 import stat
 import tempfile
@@ -176,13 +175,6 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
     write_text(path, json_text(content, indent=2) + "\n")
-
-
-def finite_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields, with ``None`` for what is not finite, which JSON does not know."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in fields.items()
-    }
 
 
 def read_json(path: str | os.PathLike[str], kind: Kind | None = None) -> Any:

@@ -95,7 +95,12 @@ def data_uri(picture: Image.Image) -> str:
     """A PNG as an address that a page can hold."""
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return data_address(buffer.getvalue(), "image/png")
+
+
+def data_address(content: bytes, kind: str) -> str:
+    """Content of a MIME type as an address that a page can hold."""
+    return f"data:{kind};base64," + base64.b64encode(content).decode("ascii")
 
 
 def save_picture(path: str | os.PathLike[str], picture: Image.Image) -> None:

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.core.errors import FileFormatError
+from pseudocoresets.core.settings import SEED as SEEDS
 from pseudocoresets.core.settings import Range
+from pseudocoresets.core.text import shortened
 
 LONGEST_TEXT = 10_000
 LARGEST_SIZE = 10**15
@@ -196,7 +198,7 @@ NAME = Text(1000)
 HASH = Text(32, "[0-9a-f]{32}", "32 hexadecimal digits")
 SIZE = Number(Range(1, LARGEST_SIZE), whole=True)
 ANY_SIZE = Number(Range(0, LARGEST_SIZE), whole=True)
-SEED = Number(Range(-(2**63), 2**63 - 1), whole=True)
+SEED = Number(SEEDS, whole=True)
 NON_NEGATIVE = Number(Range(0, 1e300))
 PLAIN = OneOf((Number(), FLAG, Text(), NULL))
 """What an option of a part may be."""
@@ -303,11 +305,6 @@ def _in_words(value: Any) -> str:
     if isinstance(value, str):
         return f"the text {shortened(value)!r}"
     return {None: "null", True: "true", False: "false"}.get(value, shortened(repr(value)))
-
-
-def shortened(text: str) -> str:
-    """The beginning of a long text."""
-    return text if len(text) <= 40 else f"{text[:20]}... ({len(text)} characters)"
 
 
 def _shape_text(shape: tuple[int, ...]) -> str:

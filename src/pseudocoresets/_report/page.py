@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import io
 import os
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from pseudocoresets._io.files import write_text
-from pseudocoresets._io.pictures import data_uri, to_images
+from pseudocoresets._io.pictures import data_address, data_uri, to_images
 from pseudocoresets._report import charts
 from pseudocoresets._report.classes import certain_section, class_section
 from pseudocoresets._report.findings import findings
@@ -209,7 +208,7 @@ def _numbers(run: Run) -> str:
     writer = csv.writer(lines)
     writer.writerow(["quantity", "value"])
     writer.writerows(_leaves(run.metrics))
-    return "data:text/csv;base64," + base64.b64encode(lines.getvalue().encode()).decode("ascii")
+    return data_address(lines.getvalue().encode(), "text/csv")
 
 
 def _leaves(content: Any, place: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import os
 from pathlib import Path
@@ -12,6 +11,7 @@ from markupsafe import Markup
 from torch import Tensor
 
 from pseudocoresets._io.files import write_text
+from pseudocoresets._io.pictures import data_address
 from pseudocoresets._report.page import environment, resource
 from pseudocoresets._report.wording import number
 from pseudocoresets.evaluation.distances import thin
@@ -115,8 +115,7 @@ def _drawing(title: str, figure: Any, about: str) -> dict[str, str]:
 
     buffer = io.BytesIO()
     FigureCanvasAgg(figure).print_png(buffer)
-    source = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
-    return {"title": title, "source": source, "about": about}
+    return {"title": title, "source": data_address(buffer.getvalue(), "image/png"), "about": about}
 
 
 def _cell(row: StudyRow) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from pseudocoresets._io.files import write_text
+from pseudocoresets._io.pictures import data_address
 from pseudocoresets._report import charts
 from pseudocoresets._report.page import environment, resource
 from pseudocoresets._report.wording import duration, flattened
@@ -123,7 +123,7 @@ def _pictures(lines: Sequence[Line], records: Records, order: Order) -> list[dic
         cell = order.scale.cell(line.entry.cell)
         path = order.folder(cell) / PICTURE
         if cell in records and path.is_file():
-            source = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode("ascii")
+            source = data_address(path.read_bytes(), "image/png")
             place = f"{line.place.dataset}, {line.place.ipc} image(s) per class, {line.label}"
             found.setdefault(cell, {"title": place, "source": source, "anchor": anchor(cell)})
     return list(found.values())

@@ -17,6 +17,7 @@ from pseudocoresets.construction.loop import Construction, configuration
 from pseudocoresets.construction.safeguard import CHECKED, OWN, START, Safeguard
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import renamed
+from pseudocoresets.core.devices import HOST
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.parameterisation import Parameterisation
@@ -30,7 +31,6 @@ from pseudocoresets.methods.starts import parameterised
 from pseudocoresets.models.expectation import SmoothModel, check_data
 from pseudocoresets.presets import Preset
 
-HOST = torch.device("cpu")
 ROWS = "rows"
 """What data that are rows are called where nobody names them, and in presets."""
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from pseudocoresets._io.files import finite_fields
+from pseudocoresets._io.documents import finite
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.targets import all_points
-from pseudocoresets.methods import FrankWolfe, Giga, Method, Problem, Solver, Uniform, starting_points
+from pseudocoresets.methods import FrankWolfe, Giga, Problem, Uniform, starting_points
 from pseudocoresets.methods.selection.hilbert import hilbert_coreset
 from pseudocoresets.methods.solver import full_data, smooth_model, yardstick_of
 from pseudocoresets.sources.yardstick import Yardstick
@@ -79,12 +79,7 @@ class Safeguard:
     def record(self) -> dict[str, Any]:
         """Which one is the nearest, and what was measured, in nats."""
         returned = None if self._best is None else self._best[0]
-        return {"returned": returned, "kl": finite_fields(self.divergences)}
-
-
-def is_baseline(method: Method) -> bool:
-    """Whether others are measured against it, and it is not measured itself."""
-    return isinstance(method, Solver) and method.is_baseline
+        return {"returned": returned, "kl": finite(self.divergences)}
 
 
 def simple_coresets(problem: Problem, size: int, seed: int) -> Iterator[tuple[str, Points]]:

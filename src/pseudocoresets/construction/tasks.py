@@ -11,6 +11,7 @@ import torch
 
 from pseudocoresets.backends import Backend
 from pseudocoresets.construction.settings import ConstructionSettings
+from pseudocoresets.core.devices import HOST
 from pseudocoresets.core.energy import Energy, require_signal, uniform_weights
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.fingerprint import fingerprint
@@ -21,7 +22,6 @@ from pseudocoresets.data.augmentation import AnyAugmentation, augmentation_for
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.methods import GradientMethod, Problem, RealData
 from pseudocoresets.methods.selection import NOISES, selection_of_start
-from pseudocoresets.methods.selection.selection import HOST
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, NetworkSpec
 from pseudocoresets.sources.experts import Experts

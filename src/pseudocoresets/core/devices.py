@@ -18,6 +18,7 @@ from pseudocoresets.core.errors import DeviceMemoryError, InputError
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
+HOST = torch.device("cpu")
 SMALL_IMAGE = 16 * 16 * 3
 """Values an image; on two cores, ten digits of 8 x 8 are slower on two threads than on one."""
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.registry import did_you_mean
+from pseudocoresets.core.text import shortened
 
 T = TypeVar("T")
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", NoneType: "none"}
@@ -87,7 +88,7 @@ def check_ranges(settings: Any) -> None:
         if within is not None and value is not None and value not in within:
             option = field.metadata["option"]
             name = f"'{field.name}'" if option is None else f"'{field.name}' ({option})"
-            raise InputError(f"The setting {name} is a number {within}; got {_shortened(value)}.")
+            raise InputError(f"The setting {name} is a number {within}; got {shortened(repr(value))}.")
 
 
 def check_options(build: Callable[..., Any], values: Mapping[str, Any], whose: str) -> None:
@@ -104,7 +105,9 @@ def check_options(build: Callable[..., Any], values: Mapping[str, Any], whose: s
             raise InputError(f"The option '{name}' of {_within(whose)} is {_in_words(hints[name])}; got {value!r}.")
         usual = SHARED.get(name, ANY_WHOLE if isinstance(value, int) else ANY_NUMBER)
         if isinstance(value, int | float) and name not in ranged and value not in usual:
-            raise InputError(f"The option '{name}' of {_within(whose)} is a number {usual}; got {_shortened(value)}.")
+            raise InputError(
+                f"The option '{name}' of {_within(whose)} is a number {usual}; got {shortened(repr(value))}."
+            )
 
 
 def type_hints(build: Callable[..., Any]) -> dict[str, Any]:
@@ -142,11 +145,6 @@ def _is_a(value: Any, kind: Any) -> bool:
 def _with_ranges(build: Callable[..., Any]) -> set[str]:
     fields = dataclasses.fields(build) if dataclasses.is_dataclass(build) else ()
     return {field.name for field in fields if field.metadata.get("within") is not None}
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:20]}... ({len(text)} characters)"
 
 
 def _in_words(hint: Any) -> str:

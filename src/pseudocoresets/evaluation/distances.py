@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
-from pseudocoresets._io.files import finite_fields
+from pseudocoresets._io.documents import finite
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian, kl_divergence
@@ -70,7 +70,8 @@ class Distances:
 
     def as_json(self) -> dict[str, Any]:
         """The fields, with ``None`` for what is not finite, which JSON does not know."""
-        return finite_fields(asdict(self))
+        fields: dict[str, Any] = finite(asdict(self))
+        return fields
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Distances:

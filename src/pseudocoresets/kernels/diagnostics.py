@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pseudocoresets._io.files import finite_fields
+from pseudocoresets._io.documents import finite
 from pseudocoresets.core.errors import InputError
 
 Array: TypeAlias = NDArray[np.float64]
@@ -62,7 +62,8 @@ class Diagnostics:
 
     def as_json(self) -> dict[str, Any]:
         """The fields, with ``None`` for what is not finite."""
-        return finite_fields(asdict(self))
+        fields: dict[str, Any] = finite(asdict(self))
+        return fields
 
 
 def split_r_hat(draws: Tensor | Array) -> Array:

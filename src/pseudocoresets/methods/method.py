@@ -47,6 +47,8 @@ class GradientMethod(ABC):
     """Whether its points are pseudo-points rather than points of the data."""
     needs_source: ClassVar[bool] = True
     """Whether it draws samples of the full posterior, so that there must be a source such as experts."""
+    is_baseline: ClassVar[bool] = False
+    """Whether others must not be worse than it; simple solvers are."""
     learns_weights: ClassVar[bool] = False
     """Whether it learns weights unless told not to."""
     learns_labels: ClassVar[bool] = False

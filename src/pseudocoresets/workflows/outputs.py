@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pseudocoresets._io.schema import shortened
 from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.text import shortened
 
 
 def require_same_request(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ device, as in the published scripts.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 import torch
@@ -27,7 +28,7 @@ LAYER_WEIGHTS = (0.1, 1.0, 1.0)
 """Of the activations before the last, of the last, and of the embedding."""
 
 
-class PublishedLoop:
+class PublishedLoop(ABC):
     """Real images by class on the device, synthetic ones, and a network that is drawn anew now and then."""
 
     def __init__(
@@ -65,8 +66,9 @@ class PublishedLoop:
         else:
             self._train(self._module, self._epochs)
 
+    @abstractmethod
     def loss(self, module: nn.Module) -> Tensor:
-        raise NotImplementedError
+        """What the update descends, differentiable in the synthetic images."""
 
     def _fresh(self) -> nn.Module:
         return self._network.module(self._network.initialise(self._calls)).to(self._images.device)

@@ -15,7 +15,7 @@ from typing import Any
 
 from pseudocoresets._io.files import write_json
 from pseudocoresets.construction import construct
-from pseudocoresets.construction.safeguard import CHECKED, OWN, is_baseline
+from pseudocoresets.construction.safeguard import CHECKED, OWN
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.progress import Progress, Silent, task
@@ -251,7 +251,7 @@ class _RowJudge:
         method, size, seed = cell
         data, (draws, warmup) = self.data, self.length
         built = build_method(method)
-        price = self.price if built.needs_source or not is_baseline(built) else 0.0
+        price = self.price if built.needs_source or not built.is_baseline else 0.0
         began = time.perf_counter()
         coreset = construct(data.rows, self.fit, method, model=data.model, size=size, seed=seed, progress=Silent())
         seconds = time.perf_counter() - began + price

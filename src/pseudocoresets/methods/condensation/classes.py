@@ -30,7 +30,7 @@ def by_class(points: Points, counts: Tensor) -> Mapping[int, Points]:
     Soft labels make every point one of every class.
     """
     if points.y.is_floating_point():
-        members = points.weights[:, None] * points.y
+        members = membership(points, len(counts))
         return {
             c: Points(points.x, torch.full_like(points.y[:, 0], c, dtype=torch.int64), _shares(members[:, c]))
             for c in range(len(counts))

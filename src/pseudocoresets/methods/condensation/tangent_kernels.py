@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -193,7 +193,7 @@ class _ArcCosine(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, cosine: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, cosine: Tensor) -> tuple[Tensor, Tensor]:
         nearly_one = 1 - ROUNDINGS * torch.finfo(cosine.dtype).eps
         cosine = torch.where(cosine > nearly_one, 1.0, cosine.clamp_min(-1))
         share = (math.pi - cosine.acos()) / (2 * math.pi)
@@ -201,9 +201,9 @@ class _ArcCosine(torch.autograd.Function):
         return (1 - cosine.square()).sqrt() / (2 * math.pi) + cosine * share, share
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> Tensor:
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         of_expected, of_share = gradients
-        cosine, share = ctx.saved_tensors  # type: ignore[attr-defined]
+        cosine, share = ctx.saved_tensors
         sine = (1 - cosine.square()).clamp_min(torch.finfo(cosine.dtype).eps).sqrt()
         slope: Tensor = of_expected * share + of_share / (2 * math.pi * sine)
         return slope

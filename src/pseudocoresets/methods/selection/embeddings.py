@@ -12,9 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pseudocoresets.core.devices import HOST
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.methods.problem import BATCH_SIZE, RealData
-from pseudocoresets.methods.selection.selection import HOST, Selection, members_by_class
+from pseudocoresets.methods.selection.selection import Selection, members_by_class
 from pseudocoresets.sources.experts import Experts
 
 

@@ -7,9 +7,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pseudocoresets.core.devices import HOST
 from pseudocoresets.core.seeds import generator_for
 from pseudocoresets.data.dataset import Dataset, Split
-from pseudocoresets.methods.selection.selection import HOST, Selection, members_by_class
+from pseudocoresets.methods.selection.selection import Selection, members_by_class
 from pseudocoresets.sources.experts import Experts
 
 

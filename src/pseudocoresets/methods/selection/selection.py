@@ -9,11 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from pseudocoresets.core.devices import HOST
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.data.dataset import Dataset, Split
 from pseudocoresets.sources.experts import Experts, require_experts_for
-
-HOST = torch.device("cpu")
 
 
 class Selection(ABC):

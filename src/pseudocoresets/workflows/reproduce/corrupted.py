@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +14,7 @@ from pseudocoresets._io.files import make_folder, replacing
 from pseudocoresets.data.corruptions import SEVERITIES, SHIFT_CORRUPTIONS, corrupt
 from pseudocoresets.data.dataset import Split
 from pseudocoresets.evaluation.shift import Corrupted
+from pseudocoresets.workflows.parallel import cores, processes
 
 KEPT_FROM = 2000
 """Fewer images are corrupted when they are asked for."""
@@ -31,9 +29,8 @@ def corrupted_images(split: Split, root: Path) -> Corrupted:
     missing = [each for each in product(SHIFT_CORRUPTIONS, SEVERITIES) if not _path(folder, *each).exists()]
     if missing:
         _write(folder / "clean.npy", split.images)
-        workers = min(MOST_PROCESSES, os.cpu_count() or 1, len(missing))
-        with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-            list(pool.map(partial(_make, folder), missing))
+        with processes(min(MOST_PROCESSES, cores(), len(missing))) as mapped:
+            list(mapped(partial(_make, folder), missing))
     return lambda name, severity: torch.from_numpy(np.load(_path(folder, name, severity), allow_pickle=False))
 
 

@@ -115,10 +115,7 @@ class ReproductionJudge:
     def measure(self, cell: ReproductionCell) -> Document:
         began = time.perf_counter()
         found = _Measurement(self, cell).result()
-        return found | self._provenance() | {"seconds": time.perf_counter() - began}
-
-    def _provenance(self) -> dict[str, Any]:
-        return provenance(self._order.command, self._place.device)
+        return found | provenance(self._order.command, self._place.device) | {"seconds": time.perf_counter() - began}
 
     def _data_of(self, cell: ReproductionCell) -> Data:
         name = cell.made.dataset
