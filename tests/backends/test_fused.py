@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -67,6 +68,13 @@ def test_kernels_agree_with_autograd_when_interpreted() -> None:
     # A difference of two gradients over a spacing of 0.01 multiplies their rounding by a hundred.
     for differences in [*found["trajectory"], *found["matching"], found["unroll"]]:
         assert max(differences.values()) < 100 * FLOAT32_ROUNDING, differences
+    # Places between pixels are found to the rounding of their coordinates, up to 8 here, times the images' slopes.
+    for differences in found["augmentation"]:
+        assert max(differences.values()) < 20 * FLOAT32_ROUNDING, differences
+    mixed, apart = found["kinds"]
+    assert mixed == [20, 0, 0, 20, 0, 20]
+    assert sum(apart) == sum(apart[kind] for kind in (0, 3, 5)) == 60
+    assert all(abs(apart[kind] - 20) < STANDARD_ERRORS * math.sqrt(60 * 2 / 9) for kind in (0, 3, 5))
     update = found["update"]
     assert update["move"] < 1e-5
     assert update["gradient"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from pseudocoresets.kernels import SGD, SGHMC, Drop, Langevin
 from pseudocoresets.methods import (
     BPTT,
     ContrastiveDivergence,
+    DistributionMatching,
     GradientMethod,
     Points,
     Problem,
@@ -338,6 +340,37 @@ def test_experts_learn_the_same(digits: Dataset) -> None:
             predicted = network.logits(experts.snapshot(expert, -1), inputs).argmax(-1)
             accuracies.append(float((predicted == digits.test.labels).float().mean()))
     assert min(accuracies) > 0.95, accuracies
+
+
+class Eager(FusedBackend):  # type: ignore[misc]
+    """The fast path without captured iterations."""
+
+    def repeated(self, work: Callable[[Randomness], Any]) -> Callable[[Randomness], Any]:
+        return work
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ContrastiveDivergence(steps=6, max_start_epoch=None, expert_epochs=1, chains=2),
+        ContrastiveDivergence(steps=4, max_start_epoch=None, expert_epochs=0, kernel="sghmc"),
+        BPTT(steps=5, horizon=10, unrolls=2, batch_size=100, momentum=0.5, spread=True),
+        DistributionMatching(batch_size=20),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("network", ["convnet:depth=2,width=32", "convnet:depth=2,width=24"])
+def test_captured_iterations_are_iterations(method: GradientMethod, network: str, digits: Dataset) -> None:
+    """Each with its own draws: losses that differ from iteration to iteration are the same without a capture."""
+    experts = train_experts(digits, network, 3, epochs=2, batch_size=128, device="cuda")
+    losses = []
+    for backend in (Eager("cuda"), FusedBackend("cuda")):
+        settings = ConstructionSettings(iterations=12, learning_rate=1e-3)
+        made = run_construction(digits, experts, method.name, method, settings, backend=backend, device="cuda")
+        losses.append(torch.tensor([row["loss"] for row in made.history]))
+    eager, captured = losses
+    assert method.repeats
+    assert (captured - eager).abs().max() < 0.2 * eager.std()
 
 
 def test_a_coreset_is_constructed(digits: Dataset) -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from pseudocoresets.backends import Backend, ChainPlan, PlainBackend
 from pseudocoresets.backends.fused import FusedBackend, head
+from pseudocoresets.backends.fused.augmentation import FusedAugmentation, fused_augmentation
 from pseudocoresets.backends.fused.chains import CapturedChains
 from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
 from pseudocoresets.backends.fused.function import CapturedFunction
@@ -25,6 +26,7 @@ from pseudocoresets.core.energy import Energy, uniform_weights
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.source import Draw
 from pseudocoresets.core.state import AdjointState, Motion, Rates, sampling_rates
+from pseudocoresets.data.augmentation import KINDS, Augmentation
 from pseudocoresets.gradients import Outcome
 from pseudocoresets.kernels import SGD, SGHMC, AnyKernel, Cyclical, Drop, Schedule
 from pseudocoresets.methods import (
@@ -426,8 +428,40 @@ def check_unroll(momentum: float) -> dict[str, float]:
     )
 
 
+def check_augmentation(shape: tuple[int, int, int], mixed: bool) -> dict[str, float]:
+    """Every kind forwards and backwards against plain PyTorch, by image, for all images alike, and in steps."""
+    generator = torch.Generator().manual_seed(0)
+    plain = Augmentation(mixed=mixed)
+    fused = fused_augmentation(plain, shape)
+    assert isinstance(fused, FusedAugmentation)
+    found = {}
+    for kind in KINDS:
+        for count in (4, 1):
+            x = torch.randn(4, *shape, generator=generator, requires_grad=True)
+            wanted = plain.draw_kind(kind, count, torch.Generator().manual_seed(1))(x)
+            made = fused.draw_kind(kind, count, torch.Generator().manual_seed(1))(x)
+            pull = torch.randn(wanted.shape, generator=generator)
+            gradients = [torch.autograd.grad(each, x, pull)[0] for each in (made, wanted)]
+            found |= {f"{kind} {count}": relative(made, wanted), f"{kind} {count} gradient": relative(*gradients)}
+    x = torch.randn(3, *shape, generator=generator, requires_grad=True)
+    draw = fused.draw_steps(6, 3, Randomness.for_purpose(0))
+    shared, apart = draw(x.expand(1, 6, *x.shape)), draw(x.expand(1, 6, *x.shape).clone())
+    pull = torch.randn(shared.shape, generator=generator)
+    gradients = [torch.autograd.grad(each, x, pull)[0] for each in (shared, apart)]
+    return found | {"steps": relative(shared, apart), "steps gradient": relative(*gradients)}
+
+
+def check_kinds(mixed: bool) -> list[int]:
+    """How often each of three kinds is drawn in sixty, as steps or as images of one step."""
+    fused = FusedAugmentation(Augmentation(("color", "flip", "rotate"), mixed=mixed))
+    numbers = fused.draw_kinds(60, torch.Generator().manual_seed(0))
+    return numbers.bincount(minlength=len(KINDS)).tolist()
+
+
 if __name__ == "__main__":
     found = {
+        "augmentation": [check_augmentation((3, 8, 8), mixed=False), check_augmentation((1, 6, 10), mixed=True)],
+        "kinds": [check_kinds(mixed=True), check_kinds(mixed=False)],
         "gradients": [
             check((3, 16, 16), 2, 10, 5, soft=False),
             check((1, 28, 28), 3, 10, 2, soft=True),

@@ -70,7 +70,7 @@ def bench(
     if json:
         print_json(_document(name, rows))
     else:
-        columns = ["", "unit", "ours", "reference", "ratio", "floor", "of floor", "peak MiB", "warm-up s"]
+        columns = ["", "unit", "ours", "reference", "ratio", "floor", "of floor", "host", "peak MiB", "warm-up s"]
         print_table(f"{name}, torch {torch.__version__}", columns, [_cells(row) for row in rows])
 
 
@@ -90,6 +90,7 @@ def _cells(row: Measurement) -> list[str]:
         "" if row.ratio is None else f"{row.ratio:.1f} x",
         "" if row.floor is None else f"{row.floor:,.4g}",
         "" if reached is None else f"{100 * reached:.0f} %",
+        "" if row.host is None else f"{row.host:,.3g}",
         "" if row.peak_memory is None else f"{row.peak_memory / 2**20:,.0f}",
         "" if row.warm_up_seconds is None else f"{row.warm_up_seconds:.1f}",
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from pseudocoresets.gradients.descent import Trajectories
 from pseudocoresets.kernels import AnyKernel, Schedule
 from pseudocoresets.models.networks import Network
 
+T = TypeVar("T")
 IMAGES_PER_BLOCK = 5000
 """Images that a chain augments at once."""
 
@@ -120,6 +121,18 @@ class Backend(Trajectories, Protocol):
 
         The function depends on nothing but the tensors and what ``key`` stands for, so that its work may be captured
         once and repeated for other tensors of the same shapes.
+        """
+        ...
+
+    def augmentation(self, given: AnyAugmentation | None, shape: Sequence[int]) -> AnyAugmentation | None:
+        """The fastest form of an augmentation for images of this shape: the same distribution of transformations."""
+        ...
+
+    def repeated(self, work: Callable[[Randomness], T]) -> Callable[[Randomness], T]:
+        """``work``, to be called again and again; it may be captured, and then gives the same tensors each time.
+
+        What it does must not depend on what it drew, or on any tensor's values, but for the values that it computes.
+        Its tensors, and the generator of the randomness, are the same objects in every call.
         """
         ...
 

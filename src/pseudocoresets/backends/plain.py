@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from pseudocoresets.kernels import AnyKernel, is_adjusted, transitions
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network
 
+T = TypeVar("T")
 DATA_AT_ONCE = 256
 """Points of a batch whose likelihood is computed together."""
 
@@ -64,6 +66,12 @@ class PlainBackend:
             value = function(**leaves)
         found = torch.autograd.grad(value, list(wanted.values())) if wanted else ()
         return value.detach(), dict(zip(wanted, found, strict=True))
+
+    def augmentation(self, given: AnyAugmentation | None, shape: Sequence[int]) -> AnyAugmentation | None:
+        return given
+
+    def repeated(self, work: Callable[[Randomness], T]) -> Callable[[Randomness], T]:
+        return work
 
     def chains(
         self,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.methods import GradientMethod, Loss, Problem
+from pseudocoresets.methods import GradientMethod, Problem
 
 ADAM_DECAYS = (0.9, 0.99)
 AVERAGING_DELAY = 10
@@ -70,6 +71,13 @@ class LearnerState:
         return cls(**parts)
 
 
+class Evaluated(NamedTuple):
+    """What one iteration finds: a gradient for each leaf, None for one that the loss does not see, and its record."""
+
+    gradients: tuple[Tensor | None, ...]
+    record: Tensor
+
+
 class Learner:
     """Steps the free tensors of the points against the gradient of a method's loss.
 
@@ -102,6 +110,7 @@ class Learner:
         self._optimiser = _optimiser(list(self._leaves.values()), self._rates, settings)
         self._averages = {name: tensor.clone() for name, tensor in free.items()} if settings.averaging else {}
         self._method_state: dict[str, Tensor] = {}
+        self._evaluate: Callable[[Randomness], Evaluated] | None = None
         self._records = torch.zeros(0, 0, dtype=torch.float64)
         self._pending: list[Tensor] = []
         self._energies: tuple[int, ...] = ()
@@ -130,21 +139,40 @@ class Learner:
         return replace(self._form.points(leaves), hyperparameters=hyperparameters, state=self._method_state)
 
     def step(self, method: GradientMethod, problem: Problem, randomness: Randomness) -> None:
-        loss = method.loss(self.points(), problem, randomness)
-        self._optimiser.zero_grad()
-        loss.value.backward()
-        self._method_state = {name: tensor.detach() for name, tensor in loss.state.items()}
+        if self._evaluate is None:
+            work = partial(self._differentiated, method, problem)
+            self._evaluate = problem.backend.repeated(work) if method.repeats else work
+        evaluated = self._evaluate(randomness)
+        for leaf, gradient in zip(self._leaves.values(), evaluated.gradients, strict=True):
+            leaf.grad = gradient
         self._anneal()
         self._optimiser.step()
         self._keep_hyperparameters_positive()
-        self._record(loss)
+        self._pending.append(evaluated.record.clone())
         self._average()
 
-    def _record(self, loss: Loss) -> None:
+    def _differentiated(self, method: GradientMethod, problem: Problem, randomness: Randomness) -> Evaluated:
+        """The loss's gradients and record at the points as they are; the method's state is moved on."""
+        leaves = {name: leaf.detach().requires_grad_() for name, leaf in self._leaves.items()}
+        loss = method.loss(self._points_of(leaves), problem, randomness)
+        gradients = torch.autograd.grad(loss.value, list(leaves.values()), allow_unused=True)
+        self._keep_state({name: tensor.detach() for name, tensor in loss.state.items()})
         terms = {"loss": loss.value.detach()} | dict(loss.terms)
         self.record_names = list(terms)
         self._energies = tuple(index for index, name in enumerate(terms) if name in loss.energies)
-        self._pending.append(torch.stack([value.to(torch.float64) for value in terms.values()]))
+        return Evaluated(gradients, torch.stack([value.to(torch.float64) for value in terms.values()]))
+
+    def _keep_state(self, state: dict[str, Tensor]) -> None:
+        """In the tensors that hold it already, where they are of the same kinds: the iteration may be captured."""
+        kinds = [
+            {name: (tensor.shape, tensor.dtype, tensor.device) for name, tensor in each.items()}
+            for each in (state, self._method_state)
+        ]
+        if kinds[0] != kinds[1]:
+            self._method_state = state
+            return
+        for name, tensor in state.items():
+            self._method_state[name].copy_(tensor)
 
     def _keep_hyperparameters_positive(self) -> None:
         with torch.no_grad():
@@ -208,6 +236,7 @@ class Learner:
             for name, average in self._averages.items():
                 average.copy_(state.averages[name])
         self._method_state = {name: tensor.to(self.device, copy=True) for name, tensor in state.method.items()}
+        self._evaluate = None
         self._records = state.records
         self._pending.clear()
         self.sound = self.state()

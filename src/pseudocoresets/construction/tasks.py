@@ -87,11 +87,12 @@ class ImageTask:
         def real_data() -> RealData:
             return RealData.of(data, device)
 
+        augmentation = augmentation_for(settings.augment, self.augmentation, data.flippable, settings.mixed_kinds)
         return Problem(
             energy=Energy(Classifier(self.network, settings.prior_scale), len(data.train), settings.temperature),
             source=self.experts,
             real_data=real_data,
-            augmentation=augmentation_for(settings.augment, self.augmentation, data.flippable, settings.mixed_kinds),
+            augmentation=backend.augmentation(augmentation, data.shape),
             backend=backend,
         )
 

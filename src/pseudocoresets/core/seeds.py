@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 
 def derive_seed(seed: int, *purpose: str | int) -> int:
@@ -39,6 +41,13 @@ class Randomness:
         randomness = cls(random.Random(), torch.Generator(device=device))
         randomness.reseed(seed, *purpose)
         return randomness
+
+    def tensor(self, draw: Callable[[random.Random], Tensor]) -> Tensor:
+        """What ``draw`` makes of the host's stream; work that is repeated as it was captured gets it anew each time.
+
+        Its shape, and the work done with it, must not depend on what is drawn.
+        """
+        return draw(self.host)
 
     def reseed(self, seed: int, *purpose: str | int) -> None:
         """Start both streams anew for another purpose, keeping the generator objects."""

@@ -18,10 +18,10 @@ class Motion(NamedTuple):
     position: Tensor
     velocity: Tensor
 
-    def of(self, chains: list[int]) -> Motion:
+    def of(self, chains: list[int] | Tensor) -> Motion:
         return Motion(self.position[chains], self.velocity[chains])
 
-    def replaced(self, chains: list[int], by: Motion) -> Motion:
+    def replaced(self, chains: list[int] | Tensor, by: Motion) -> Motion:
         """A copy in which these chains are as ``by`` has them, in the same order."""
         position, velocity = self.position.clone(), self.velocity.clone()
         position[chains], velocity[chains] = by

@@ -35,7 +35,10 @@ class AnyAugmentation(Protocol):
         """Names of the kinds that ``draw_kind`` knows, at least one."""
 
     def draw(self, count: int, randomness: Randomness) -> Transformation:
-        """One transformation for ``count`` images (count, channels, height, width), differentiable in them."""
+        """One transformation for ``count`` images (count, channels, height, width), differentiable in them.
+
+        ``count`` 1 is one for all, however many.
+        """
 
     def draw_steps(self, steps: int, count: int, randomness: Randomness) -> Transformation:
         """One for images (sources, steps, images, ...) whose steps are drawn apart; count = sources * images."""
@@ -91,7 +94,7 @@ class Augmentation:
 
     def draw(self, count: int, randomness: Randomness) -> Transformation:
         """One kind for the batch, or all of them, and parameters for ``count`` images."""
-        if self.mixed:
+        if self.mixed and count > 1:
             return self._deal(count, randomness)
         return self.draw_kind(randomness.host.choice(self.kinds), count, randomness.device)
 

@@ -50,7 +50,7 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import STEP_SIZE, Motion, at_rest
-from pseudocoresets.gradients import GradientEstimator, Outcome, Terminal, build_gradient
+from pseudocoresets.gradients import Differences, GradientEstimator, Outcome, Terminal, build_gradient
 from pseudocoresets.gradients.learned import learned_tensors, with_gradient
 from pseudocoresets.kernels.kernel import positive_step_size
 from pseudocoresets.methods.estimator import fresh_parameters, network_of, require_at_least
@@ -108,6 +108,10 @@ class BPTT(GradientMethod):
         if self.burn_in % self.steps:
             raise InputError(f"The burn-in must be a multiple of the {self.steps} steps; got {self.burn_in}.")
 
+    @property
+    def repeats(self) -> bool:
+        return self.burn_in == 0 and isinstance(build_gradient(self.gradient), Differences)
+
     def hyperparameters(self) -> Mapping[str, Hyperparameter]:
         if self.step_size_learning_rate == 0:
             return {}
@@ -116,7 +120,7 @@ class BPTT(GradientMethod):
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         stepping = self._with_step_size(points)
         pool = self._pool(stepping, problem, randomness)
-        chosen = randomness.host.sample(range(self.chains), self.unrolls)
+        chosen = _random_order(self.chains, randomness)[: self.unrolls]
         start = self._restarted(pool.of(chosen), stepping, problem, randomness)
         outcome = self.descend(stepping, problem, start, randomness)
         pool = pool.replaced(chosen, outcome.end)
@@ -126,6 +130,13 @@ class BPTT(GradientMethod):
 
     def _restarted(self, chains: Motion, points: Points, problem: Problem, randomness: Randomness) -> Motion:
         """Where the unrolls start: where the chains are, or, for some, after a restart and its burn-in."""
+        if self.burn_in == 0:
+            generator = randomness.device
+            restarts = torch.rand(self.unrolls, 1, generator=generator, device=generator.device)
+            fresh = at_rest(self._fresh(points, problem, randomness))
+            return Motion(
+                *(torch.where(restarts < self._restart_probability, *each) for each in zip(fresh, chains, strict=True))
+            )
         again = [i for i in range(self.unrolls) if randomness.host.random() < self._restart_probability]
         if not again:
             return chains
@@ -188,13 +199,17 @@ class BPTT(GradientMethod):
     def _with_step_size(self, points: Points) -> Points:
         if STEP_SIZE in points.hyperparameters:
             return points
-        return replace(points, hyperparameters={STEP_SIZE: points.x.new_tensor(self.step_size)})
+        return replace(points, hyperparameters={STEP_SIZE: points.x.new_full((), self.step_size)})
 
 
 def real_energy(problem: Problem, x: Tensor, y: Tensor, start: Tensor, momentum: float, end: Tensor) -> Terminal:
     """The mean over chains of the real data's energy at their ends; its length is (1 - mu) that of their paths."""
     energies, gradients = problem.real_gradients(end, x, y)
     return Terminal(energies.mean(), gradients / len(end), (1 - momentum) * _path_length(start, end))
+
+
+def _random_order(count: int, randomness: Randomness) -> Tensor:
+    return torch.rand(count, generator=randomness.device, device=randomness.device.device).argsort()
 
 
 def _geometric_quantile(quantile: float, probability: float) -> int:

@@ -36,7 +36,7 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import STEP_SIZE
-from pseudocoresets.kernels import AnyKernel, build_kernel, with_step_size
+from pseudocoresets.kernels import AnyKernel, build_kernel, is_adjusted, with_step_size
 from pseudocoresets.methods.estimator import phase_difference
 from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss
 from pseudocoresets.methods.problem import Problem
@@ -78,6 +78,10 @@ class ContrastiveDivergence(GradientMethod):
                 f"and a positive rate; got expert_epochs={self.expert_epochs} and {self.step_size_learning_rate}."
             )
         build_kernel(self.kernel, self.step_size)
+
+    @property
+    def repeats(self) -> bool:
+        return self.step_size_learning_rate == 0 and not is_adjusted(build_kernel(self.kernel, self.step_size))
 
     def hyperparameters(self) -> Mapping[str, Hyperparameter]:
         if self.step_size_learning_rate == 0:

@@ -16,8 +16,6 @@ from pseudocoresets.methods.problem import Problem
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network
 
-SEED_BITS = 63
-
 
 def descend(
     points: Points, problem: Problem, start: Tensor, steps: int, step_size: float, randomness: Randomness
@@ -157,7 +155,7 @@ def shared_transformation(problem: Problem, randomness: Randomness) -> Transform
     """One drawn augmentation, with one set of parameters for all images that it is applied to, or the identity."""
     if problem.augmentation is None:
         return lambda x: x
-    return problem.augmentation.draw_kind(randomness.host.choice(problem.augmentation.kinds), 1, randomness.device)
+    return problem.augmentation.draw(1, randomness)
 
 
 def network_of(problem: Problem, method: str) -> Network:
@@ -172,8 +170,8 @@ def network_of(problem: Problem, method: str) -> Network:
 
 
 def fresh_parameters(network: Network, count: int, like: Tensor, randomness: Randomness) -> Tensor:
-    """Parameters (count, size) as the network's own initialisation draws them."""
-    return network.initialise(randomness.host.getrandbits(SEED_BITS), count, like.device).to(like.dtype)
+    """Parameters (count, size) as the network's own initialisation draws them, where it can on the device itself."""
+    return network.draw(count, randomness.device).to(like)
 
 
 def require_at_least(method: str, **bounds: tuple[float, float]) -> None:

@@ -56,6 +56,15 @@ class GradientMethod(ABC):
     learns_points: ClassVar[bool] = True
     """Whether it learns the points themselves, or only what belongs to them."""
 
+    @property
+    def repeats(self) -> bool:
+        """Whether every iteration does the same with other numbers, so that a device may capture one and repeat it.
+
+        Then the loss decides nothing on the host: it takes what it needs from ``Randomness.tensor`` or from the
+        device's stream, reads no number back, and gives a state of the same tensors each time.
+        """
+        return False
+
     @abstractmethod
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         """The loss at ``points``, with its gradient in those of their tensors that ask for one."""

@@ -78,6 +78,8 @@ class Measurement:
     floor: float | None = None
     peak_memory: int | None = None
     warm_up_seconds: float | None = None
+    host: float | None = None
+    """Milliseconds that the host is busy with; where they are less than ``ours``, the device is what takes the time."""
 
     @property
     def ratio(self) -> float | None:
@@ -137,6 +139,7 @@ class _Bench:
             if self._device.type == "cuda":
                 self._run_ahead(step)
             ours = self._median(step, self._scale.iterations)
+            host = self._host(step) if self._device.type == "cuda" else None
         reference = None
         if chains == 1 and steps == self._scale.steps:
             reference = self._median(self._reference(images, steps), self._scale.reference_iterations)
@@ -148,6 +151,7 @@ class _Bench:
             chains * steps * self._step_floor(images),
             memory.bytes,
             warm_up,
+            host,
         )
 
     def memory_against_steps(self) -> Iterator[Measurement]:
@@ -251,11 +255,16 @@ class _Bench:
         problem = Problem(
             Energy(Classifier(self._network), self._scale.train_images),
             source=experts or self._random_experts(),
-            augmentation=dsa(flippable=True),
+            augmentation=self._backend.augmentation(dsa(flippable=True), self._scale.shape),
             backend=self._backend,
         )
         randomness = Randomness.for_purpose(0, "bench", device=self._device)
-        return lambda: learner.step(method, problem, randomness)
+
+        def iteration() -> None:
+            randomness.reseed(0, "bench", learner.iteration)
+            learner.step(method, problem, randomness)
+
+        return iteration
 
     def _random_experts(self, device: str | torch.device = "cpu") -> Experts:
         trajectories = [self._network.initialise(number, 3, device) for number in range(3)]
@@ -274,6 +283,16 @@ class _Bench:
         for _ in range(self._scale.iterations):
             step()
         self._wait()
+
+    def _host(self, step: Callable[[], object]) -> float:
+        """Milliseconds to launch a call, without waiting for the device."""
+        self._wait()
+        began = time.perf_counter()
+        for _ in range(self._scale.iterations):
+            step()
+        milliseconds = 1e3 * (time.perf_counter() - began) / self._scale.iterations
+        self._wait()
+        return milliseconds
 
     def _median(self, call: Callable[[], object], repeats: int) -> float:
         """Median milliseconds of a call, after warm-up; on a GPU, of calls that follow one another without waiting."""

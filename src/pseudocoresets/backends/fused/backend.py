@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.backends.backend import IMAGES_PER_BLOCK, ChainPlan, ChainRunner, MeanEnergies
+from pseudocoresets.backends.fused.augmentation import fused_augmentation
 from pseudocoresets.backends.fused.chains import CapturedChains
 from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
 from pseudocoresets.backends.fused.descent import CapturedDescent
 from pseudocoresets.backends.fused.energies import ImageEnergies
 from pseudocoresets.backends.fused.features import ImageFeatures
 from pseudocoresets.backends.fused.function import CapturedFunction
+from pseudocoresets.backends.fused.iteration import CapturedIteration
 from pseudocoresets.backends.fused.layout import Layout, layout_of
 from pseudocoresets.backends.fused.rates import is_fused, rates_at
 from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
@@ -25,6 +27,7 @@ from pseudocoresets.backends.plain import PlainBackend
 from pseudocoresets.core.energy import Energy, Model
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.data.augmentation import AnyAugmentation
 from pseudocoresets.gradients.descent import Descent, Trajectory
 from pseudocoresets.gradients.learned import LEARNED_STEP_SIZE, learned_tensors
 from pseudocoresets.models.classifier import Classifier
@@ -105,6 +108,12 @@ class FusedBackend(PlainBackend):
             self._functions[full] = _captured(lambda: self._new_function(function, tensors))
         captured = self._functions[full]
         return super().value_and_gradients(key, function, tensors) if captured is None else captured(tensors)
+
+    def augmentation(self, given: AnyAugmentation | None, shape: Sequence[int]) -> AnyAugmentation | None:
+        return fused_augmentation(given, shape)
+
+    def repeated(self, work: Callable[[Randomness], T]) -> Callable[[Randomness], T]:
+        return CapturedIteration(work)
 
     def _new_function(self, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]) -> CapturedFunction:
         return CapturedFunction(function, tensors)

@@ -7,11 +7,12 @@ the images of a block (augmented all at once) and replays the graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from pseudocoresets.backends.fused.augmentation import fused_augmentation
 from pseudocoresets.backends.fused.convnet import EnergyGradient
 from pseudocoresets.backends.fused.head import update
 from pseudocoresets.backends.fused.layout import Layout
@@ -20,6 +21,7 @@ from pseudocoresets.core.state import Rates
 from pseudocoresets.data.augmentation import AnyAugmentation
 
 ROW_ALIGNMENT = 64
+SEED_BITS = 62
 
 
 class CapturedChains:
@@ -71,8 +73,11 @@ class CapturedChains:
 
     def set_rates(self, rates: Rates | Sequence[Rates], decay: float = 0.0) -> None:
         """How a block's steps go, all alike or each its own; the prior adds ``decay`` theta to the gradient."""
-        each = [rates] * self.steps if isinstance(rates, Rates) else rates
-        rows = [(rate.step_size, decay, rate.noise, rate.momentum) for rate in each]
+        if isinstance(rates, Rates):
+            for number, value in enumerate((rates.step_size, decay, rates.noise, rates.momentum)):
+                self._rates[:, number] = value
+            return
+        rows = [(rate.step_size, decay, rate.noise, rate.momentum) for rate in rates]
         self._rates.copy_(torch.tensor(rows, pin_memory=self._rates.is_cuda), non_blocking=True)
 
     def set_labels(self, y: Tensor, factors: Tensor) -> None:
@@ -83,10 +88,11 @@ class CapturedChains:
     def run_block(self, x: Tensor, augmentation: AnyAugmentation | None, randomness: Randomness) -> None:
         """Take ``steps`` steps on images (sources, steps, images, channels, height, width)."""
         self._fill(x, augmentation, randomness)
-        self._seeds.fill_(randomness.host.getrandbits(62))
-        self._graph.replay()
+        self._seeds.copy_(randomness.tensor(lambda host: torch.full_like(self._seeds, host.getrandbits(SEED_BITS))))
+        replay(self._graph, self._all_steps)
 
     def _fill(self, x: Tensor, augmentation: AnyAugmentation | None, randomness: Randomness) -> None:
+        augmentation = fused_augmentation(augmentation, x.shape)
         if augmentation is not None:
             x = augmentation.draw_steps(self.steps, x.shape[0] * x.shape[2], randomness)(x)
         self._x.copy_(x.movedim(3, -1))
@@ -137,6 +143,14 @@ class CapturedChains:
             with torch.cuda.graph(graph):
                 self._all_steps()
         return graph
+
+
+def replay(graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:
+    """Run a captured graph; within the capture of a larger one, its work itself becomes a part of that."""
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        work()
+    else:
+        graph.replay()
 
 
 def aligned_rows(rows: int, size: int, device: torch.device, dtype: torch.dtype) -> Tensor:

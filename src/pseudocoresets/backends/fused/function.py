@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends.fused.chains import cudnn_benchmark
+from pseudocoresets.backends.fused.chains import cudnn_benchmark, replay
 
 WARM_UPS = 2
 
@@ -30,7 +30,7 @@ class CapturedFunction:
         with torch.no_grad():
             for name, tensor in self._inputs.items():
                 tensor.copy_(tensors[name])
-        self._graph.replay()
+        replay(self._graph, self._work)
         copies = (gradient.clone() for gradient in self._gradients)
         return self._value.clone(), dict(zip(self._wanted, copies, strict=True))
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.backends.fused.adjoint import probe_places, pull_back, set_probes
-from pseudocoresets.backends.fused.chains import aligned_rows, cudnn_benchmark
+from pseudocoresets.backends.fused.chains import aligned_rows, cudnn_benchmark, replay
 from pseudocoresets.backends.fused.convnet import EnergyGradient
 from pseudocoresets.backends.fused.head import update
 from pseudocoresets.backends.fused.layout import Layout
@@ -78,9 +78,9 @@ class CapturedTrajectory:
     def set_rates(self, step_size: Tensor, decay: float, momentum: float = 0.0) -> None:
         """The step size eta (on the device), the prior's decay, and mu."""
         self._rates.zero_()
-        self._rates[0] = step_size.detach()
-        self._rates[1] = decay
-        self._rates[3] = momentum
+        self._rates[0].copy_(step_size.detach())
+        self._rates[1].fill_(decay)
+        self._rates[3].fill_(momentum)
 
     def forwards(self, start: Motion, x: Tensor, y: Tensor, factors: Tensor) -> Motion:
         """Chains after a block from ``start`` on images (steps, images, channels, height, width).
@@ -93,7 +93,7 @@ class CapturedTrajectory:
         self._x.copy_(x.movedim(2, -1))
         self._y.copy_(y)
         self._factors.copy_(factors)
-        self._forwards.replay()
+        replay(self._forwards, self._all_steps)
         return Motion(self._in_order(self._theta, start.position), self._in_order(self._velocity, start.position))
 
     def backwards(self, state: AdjointState, spacing: Tensor) -> BlockAdjoint:
@@ -102,7 +102,7 @@ class CapturedTrajectory:
         self._pull.copy_(state.pull.flatten()[self._layout.order])
         torch.cat([spacing, -spacing], out=self._spacings)
         self._difference.signs.copy_(1 / (2 * self._spacings))
-        self._backwards.replay()
+        replay(self._backwards, self._all_adjoint_steps)
         eta = self._rates[0]
         labels = None if self._dy is None else self._dy * -eta
         before = AdjointState(*(self._in_order(each, state.adjoint) for each in (self._adjoint, self._pull)))

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.methods.condensation.classes import class_means, membership
-from pseudocoresets.methods.estimator import network_of, require_at_least, shared_transformation
+from pseudocoresets.methods.estimator import fresh_parameters, network_of, require_at_least, shared_transformation
 from pseudocoresets.methods.method import GradientMethod, Loss
 from pseudocoresets.methods.problem import BATCH_SIZE, Problem
 
@@ -44,10 +44,14 @@ class DistributionMatching(GradientMethod):
     def __post_init__(self) -> None:
         require_at_least("Distribution matching", batch_size=(self.batch_size, 1))
 
+    @property
+    def repeats(self) -> bool:
+        return True
+
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         network = network_of(problem, self.name)
         classes = network.spec.classes
-        theta = network.draw(1, randomness.device)[0].to(points.x)
+        theta = fresh_parameters(network, 1, points.x, randomness)[0]
         x, y, _ = problem.real_class_batch("Distribution matching", self.batch_size, randomness)
         augment = shared_transformation(problem, randomness)
         features = partial(problem.backend.features, network, theta)

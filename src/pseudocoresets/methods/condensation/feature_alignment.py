@@ -42,7 +42,7 @@ from pseudocoresets.data.augmentation import Transformation
 from pseudocoresets.kernels.kernel import positive_step_size
 from pseudocoresets.methods.condensation.classes import class_means, membership
 from pseudocoresets.methods.condensation.training import trained
-from pseudocoresets.methods.estimator import network_of, require_at_least, shared_transformation
+from pseudocoresets.methods.estimator import fresh_parameters, network_of, require_at_least, shared_transformation
 from pseudocoresets.methods.method import GradientMethod, Loss
 from pseudocoresets.methods.problem import ClassBatch, Problem
 from pseudocoresets.models.networks import Network
@@ -94,7 +94,7 @@ class FeatureAlignment(GradientMethod):
         if NETWORK in points.state:
             theta, watched = self._trained(network, points, problem, randomness), points.state[ACCURACIES].cpu()
         else:
-            theta, watched = network.draw(1, randomness.device)[0].to(points.x), torch.zeros(0)
+            theta, watched = fresh_parameters(network, 1, points.x, randomness)[0], torch.zeros(0)
         value = self.misalignment(theta, points, problem, randomness)
         accuracy = self._accuracy(network, theta, problem, randomness)
         watched = torch.cat([watched, accuracy.cpu()[None]])[-WATCHED:]

@@ -49,7 +49,7 @@ from pseudocoresets.gradients.learned import with_gradient
 from pseudocoresets.kernels.kernel import positive_step_size
 from pseudocoresets.methods.condensation.classes import COUNTS, by_class, class_counts
 from pseudocoresets.methods.condensation.training import trained
-from pseudocoresets.methods.estimator import network_of, require_at_least, shared_transformation
+from pseudocoresets.methods.estimator import fresh_parameters, network_of, require_at_least, shared_transformation
 from pseudocoresets.methods.method import GradientMethod, Loss
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.models.networks import Network
@@ -136,7 +136,7 @@ class GradientMatching(GradientMethod):
     ) -> Tensor:
         """A fresh one, or the one that was matched before, trained on the points as they are now."""
         if matched == 0:
-            return network.draw(1, randomness.device)[0].to(points.x)
+            return fresh_parameters(network, 1, points.x, randomness)[0]
         theta, augmentation = points.state[NETWORK], problem.augmentation
         return trained(network, theta, points, self.epochs, self.step_size, augmentation, problem, randomness)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -110,6 +111,8 @@ class Experts:
         self.trained_on = trained_on
         self.settings = settings
         self.trajectories = trajectories
+        self._moved: set[tuple[int, int, int]] = set()
+        self._resident: dict[torch.device, ResidentSnapshots] = {}
 
     @property
     def fingerprint(self) -> str:
@@ -146,18 +149,60 @@ class Experts:
                 "train longer or lower it."
             )
         last = last if max_start_epoch is None else min(last, max_start_epoch)
-        picks = [(randomness.host.randrange(len(self)), randomness.host.randint(0, last)) for _ in range(count)]
-        device = randomness.device.device
-        first = [self.snapshot(expert, epoch) for expert, epoch in picks]
-        start = _on_device(first, device)
-        if expert_epochs == 0:
-            return Draw(start, start)
-        later = [self.snapshot(expert, epoch + expert_epochs) for expert, epoch in picks]
-        if any(_same(*pair) for pair in zip(first, later, strict=True)):
+        ahead = sorted({0, expert_epochs})
+
+        def pairs(host: random.Random) -> Tensor:
+            picks = [(host.randrange(len(self)), host.randint(0, last)) for _ in range(count)]
+            return self._snapshots(picks, ahead, randomness.device.device)
+
+        drawn = randomness.tensor(pairs)
+        return Draw(drawn[0], drawn[-1])
+
+    def _snapshots(self, picks: Sequence[tuple[int, int]], ahead: Sequence[int], device: torch.device) -> Tensor:
+        """Those of (expert, epoch), each ``ahead`` epochs later: (len(ahead), len(picks), parameters)."""
+        if device not in self._resident:
+            self._resident[device] = ResidentSnapshots(device)
+        wanted = [(expert, epoch + later) for later in ahead for expert, epoch in picks]
+        for expert, epoch in picks:
+            self._require_moved(expert, epoch, epoch + ahead[-1])
+        return self._resident[device].of(wanted, self.snapshot).view(len(ahead), len(picks), -1)
+
+    def _require_moved(self, expert: int, epoch: int, later: int) -> None:
+        """Refuse two equal snapshots on the host; each pair is looked at once, those on a device never."""
+        if epoch == later or (expert, epoch, later) in self._moved:
+            return
+        one, other = self.snapshot(expert, epoch), self.snapshot(expert, later)
+        if not one.is_cuda and torch.equal(one, other):
             raise InputError(
                 "An expert did not move between the two snapshots; draw them further apart with 'expert_epochs'."
             )
-        return Draw(start, _on_device(later, device))
+        self._moved.add((expert, epoch, later))
+
+
+class ResidentSnapshots:
+    """Snapshots that were drawn before, kept on a GPU while a quarter of its free memory holds them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._room = torch.cuda.mem_get_info(device)[0] // 4 if device.type == "cuda" else 0
+        self._kept: dict[tuple[int, int], Tensor] = {}
+
+    def of(self, wanted: Sequence[tuple[int, int]], snapshot: Callable[[int, int], Tensor]) -> Tensor:
+        """Those of (expert, epoch), one after another, on the device."""
+        return torch.stack([self._one(each, snapshot) for each in wanted])
+
+    def _one(self, wanted: tuple[int, int], snapshot: Callable[[int, int], Tensor]) -> Tensor:
+        """The copy to a GPU goes on while the host does something else."""
+        if wanted in self._kept:
+            return self._kept[wanted]
+        found = snapshot(*wanted)
+        if self._device.type != "cuda" or found.is_cuda:
+            return found.to(self._device)
+        brought = found.pin_memory().to(self._device, non_blocking=True)
+        if self._room >= brought.nbytes:
+            self._room -= brought.nbytes
+            self._kept[wanted] = brought
+        return brought
 
 
 class StoredTrajectory:
@@ -293,19 +338,6 @@ def require_experts_for(experts: Experts, data: Dataset, network: Network | None
             f"These experts are of the network '{experts.network.spec}', not '{network.spec}'; "
             "give the folder of experts of that network, or leave --network out."
         )
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two snapshots on the host are equal, of which a few entries tell most; of those on a device, False."""
-    return not one.is_cuda and torch.equal(one[:64], other[:64]) and torch.equal(one, other)
-
-
-def _on_device(snapshots: list[Tensor], device: torch.device) -> Tensor:
-    """Snapshots as one tensor on the device; the copy to a GPU goes on while the host does something else."""
-    if device.type != "cuda" or snapshots[0].is_cuda:
-        return torch.stack(snapshots).to(device)
-    pinned = torch.empty(len(snapshots), len(snapshots[0]), pin_memory=True)
-    return torch.stack(snapshots, out=pinned).to(device, non_blocking=True)
 
 
 def _read_description(folder: Path) -> dict[str, Any]:

@@ -1,0 +1,93 @@
+"""One iteration of a construction as one CUDA graph, which the host only launches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, NoReturn, TypeVar
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.backends.fused.chains import cudnn_benchmark
+from pseudocoresets.core.seeds import Randomness
+
+T = TypeVar("T")
+WARM_UPS = 3
+"""Runs before the capture, in which kernels are compiled, workspaces made and inner graphs captured."""
+
+
+class Slot(NamedTuple):
+    """A tensor that the host draws anew before each run."""
+
+    draw: Callable[[random.Random], Tensor]
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
+class RecordedRandomness(Randomness):
+    """Keeps a slot for whatever is drawn on the host."""
+
+    slots: list[Slot]
+
+    def tensor(self, draw: Callable[[random.Random], Tensor]) -> Tensor:
+        self.slots.append(Slot(draw, draw(self.host).clone()))
+        return self.slots[-1].tensor
+
+
+@dataclass(frozen=True)
+class CapturedRandomness(Randomness):
+    """Gives the slots in their order, and no other decision of the host: a graph would repeat it for ever."""
+
+    slots: Iterator[Slot]
+
+    def tensor(self, draw: Callable[[random.Random], Tensor]) -> Tensor:
+        return next(self.slots).tensor
+
+
+class NoDecisions(random.Random):
+    """A stream that nobody may draw from."""
+
+    def random(self) -> NoReturn:
+        raise RuntimeError("an iteration that decides something on the host cannot be captured")
+
+    def getrandbits(self, k: int) -> NoReturn:
+        self.random()
+
+
+class CapturedIteration(Generic[T]):
+    """``work`` of always the same kernels and tensors, but for what it draws; it gives the same tensors each time."""
+
+    def __init__(self, work: Callable[[Randomness], T]) -> None:
+        self._work = work
+        self._runs = 0
+        self._slots: list[Slot] = []
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._result: T
+
+    def __call__(self, randomness: Randomness) -> T:
+        self._runs += 1
+        if self._runs <= WARM_UPS:
+            return self._warm_up(randomness)
+        if self._graph is None:
+            self._graph = self._capture(randomness.device)
+        for slot in self._slots:
+            slot.tensor.copy_(slot.draw(randomness.host))
+        self._graph.replay()
+        return self._result
+
+    def _warm_up(self, randomness: Randomness) -> T:
+        """An ordinary run; cuDNN tries its algorithms now, and the last one makes the slots."""
+        if self._runs == WARM_UPS:
+            randomness = RecordedRandomness(randomness.host, randomness.device, self._slots)
+        with cudnn_benchmark():
+            return self._work(randomness)
+
+    def _capture(self, generator: torch.Generator) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(generator)
+        torch.cuda.synchronize()
+        with cudnn_benchmark(), torch.cuda.graph(graph):
+            self._result = self._work(CapturedRandomness(NoDecisions(), generator, iter(self._slots)))
+        return graph
