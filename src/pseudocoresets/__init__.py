@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     from pseudocoresets.coreset import Coreset as Coreset
     from pseudocoresets.data import Dataset as Dataset
     from pseudocoresets.data import load_dataset as load_dataset
+    from pseudocoresets.evaluation import Agreement as Agreement
     from pseudocoresets.evaluation import EvaluationReport as EvaluationReport
+    from pseudocoresets.evaluation import Predictions as Predictions
+    from pseudocoresets.evaluation import agreement as agreement
     from pseudocoresets.evaluation import distance as distance
     from pseudocoresets.evaluation import evaluate as evaluate
     from pseudocoresets.inference import PosteriorSamples as PosteriorSamples
@@ -67,7 +70,7 @@ _HOMES = {
     "pseudocoresets.core.points": ("Rows",),
     "pseudocoresets.coreset": ("Coreset",),
     "pseudocoresets.data": ("Dataset", "load_dataset"),
-    "pseudocoresets.evaluation": ("EvaluationReport", "distance", "evaluate"),
+    "pseudocoresets.evaluation": ("Agreement", "EvaluationReport", "Predictions", "agreement", "distance", "evaluate"),
     "pseudocoresets.inference": ("PosteriorSamples", "SamplingSettings", "sample_posterior"),
     "pseudocoresets.models": (
         "FunctionModel",

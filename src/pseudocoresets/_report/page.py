@@ -147,9 +147,10 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     channels, height, width = coreset.images.shape[1:]
     images = f"{len(coreset)} of {width} × {height} × {channels}, {number(coreset.images_per_class)} per class"
     size = (run.folder / CORESET_FILE).stat().st_size
+    method = as_text(run.metrics.get("method", coreset.method))
     return [
         ("Data set", f"{coreset.source}, {count_of(len(coreset.classes), 'class', 'classes')}"),
-        ("Method", method_title(as_text(run.metrics.get("method", coreset.method)), coreset.labels_learned)),
+        ("Method", method_title(method, coreset.labels_learned, coreset.formation)),
         ("Images", images),
         ("Network", _network(run)),
         ("File", f"{CORESET_FILE}, {size / 1000:,.1f} kB"),
