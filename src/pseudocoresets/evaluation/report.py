@@ -190,7 +190,7 @@ def method_title(method: str, labels_learned: bool, formation: int = 1) -> str:
 def control_coreset(settings: ConstructionSettings, data: Dataset, network: NetworkSpec | None, draw: int) -> Coreset:
     """One draw of random real images: as many per class as ``settings`` ask for, and weighted as they say."""
     seed = derive_seed(settings.seed, "control", draw)
-    own = replace(settings, seed=seed, initialisation="random", formation=1)
+    own = replace(settings, seed=seed, initialisation="random")
     return real_coreset(data, own, network, "random")
 
 
