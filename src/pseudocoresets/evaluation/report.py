@@ -154,12 +154,7 @@ def evaluate(
             "A control needs samples that know their coreset and data that know their training images: use "
             "sample_posterior, and a split of a Dataset such as data.test."
         )
-    coreset = samples.coreset
-    like = ConstructionSettings(
-        ipc=max(1, round(coreset.images_per_class)),
-        seed=coreset.seed,
-        weights=coreset.configuration.get("settings", {}).get("weights", "full"),
-    )
+    coreset, like = samples.coreset, control_settings(samples.coreset)
     draws = [control_coreset(like, split.dataset, coreset.network, draw) for draw in range(control_draws)]
     return replace(report, control=pooled([evaluate(samples.again(each), split) for each in draws]))
 
@@ -167,6 +162,15 @@ def evaluate(
 def method_title(method: str, labels_learned: bool) -> str:
     """A method as tables name it: learned labels say more than an image's class, which is never left unsaid."""
     return f"{method} (labels learned)" if labels_learned else method
+
+
+def control_settings(coreset: Coreset) -> ConstructionSettings:
+    """As many images per class as ``coreset`` has, and its weights."""
+    return ConstructionSettings(
+        ipc=max(1, round(coreset.images_per_class)),
+        seed=coreset.seed,
+        weights=coreset.configuration.get("settings", {}).get("weights", "full"),
+    )
 
 
 def control_coreset(settings: ConstructionSettings, data: Dataset, network: NetworkSpec | None, draw: int) -> Coreset:
