@@ -6,27 +6,27 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from pseudocoresets._io.files import read_json, write_text
+from pseudocoresets._io.files import write_text
 from pseudocoresets._report.page import environment, resource
 from pseudocoresets._report.privacy import audit_section
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.coreset import library_versions
-from pseudocoresets.workflows.audit import AUDIT_FILE
 
 AUDIT_PAGE = "audit.html"
 
 
 def write_audit_page(folder: Path) -> Path:
     """Write the page of the audit in ``folder``, and return its path."""
-    document = read_json(folder / AUDIT_FILE)
+    section = audit_section(folder)
+    if section is None:
+        raise InputError(f"There is no audit in '{folder}'; make one with 'bpc privacy audit'.")
     text = (
         environment()
         .get_template("privacy.html")
         .render(
+            title=section["title"],
             style=Markup(resource("page.css")),
-            title=f"Privacy of a coreset of {document['dataset']}",
-            summary=f"{document['points']:,} points by the method '{document['method']}', made from "
-            f"{document['training_images']:,} images.",
-            privacy=audit_section(folder),
+            privacy=section,
             version=library_versions()["pseudocoresets"],
         )
     )

@@ -33,6 +33,9 @@ def _section(document: Mapping[str, Any], picture: Path) -> dict[str, Any]:
     lines = [_line(row, style) for row, style in zip(document["membership"], STYLES, strict=True)]
     about = "; ".join(f"{line.name}: {line.points[-1][1]:.3g} at {line.points[-1][0]:.3g}" for line in lines)
     return {
+        "title": f"Privacy of a coreset of {document['dataset']}",
+        "summary": f"{document['points']:,} points by the method '{document['method']}', made from "
+        f"{document['training_images']:,} images.",
         "findings": [str(each) for each in document["findings"]],
         "attack_columns": ATTACK_COLUMNS,
         "attacks": attack_rows(document),

@@ -47,8 +47,8 @@ class Shadows:
         data = replace(self.pool, train=chosen, transform=self.pool.transform_source)
         if self.folder is None:
             return self.make(data, None), inside
-        path, unfinished = self.folder / f"shadow-{number:04d}.safetensors", self.folder / "unfinished"
         identity = fingerprint(self.identity, number, self.seed, library_versions()["pseudocoresets"])
+        path, unfinished = self.folder / f"shadow-{number:04d}.safetensors", self.folder / f"unfinished-{identity}"
         found = _kept(path, identity)
         if found is None:
             found = self.make(data, make_folder(unfinished))
