@@ -18,7 +18,7 @@ from pseudocoresets.privacy.roc import Roc, Share
 CORESET, RANDOM, ALL_DATA = "this coreset", "random real images", "training on all data"
 """What is attacked: the coreset, and beside it the two ways to share data that hide nothing."""
 SIGNIFICANT = 0.01
-"""The probability of calling points near that are not, shared by the two tests of a space."""
+"""The probability of calling points near that are not, in each test."""
 NO_PROOF = (
     "What these attacks do not find, others may: an audit can show that a file gives data away, and never that it does "
     "not. Only differential privacy is a guarantee."
@@ -174,12 +174,12 @@ def _starts(report: AuditReport) -> Iterator[str]:
 def _neighbours(report: AuditReport) -> Iterator[str]:
     for space, both in report.neighbours.items():
         own = both[CORESET]
-        nearer = min(own.p_value, own.share_p_value) < SIGNIFICANT / 2
+        near, often = own.p_value < SIGNIFICANT, own.share_p_value < SIGNIFICANT
         yield (
-            f"In {space}, the points are {'nearer' if nearer else 'no nearer'} to training images than held-out images "
-            f"are (rank test, p = {own.p_value:.2g}); the nearest real image is one of the training data for "
-            f"{100 * own.from_training.value:.0f} % of them, {100 * own.expected:.0f} % by chance (p = "
-            f"{own.share_p_value:.2g})."
+            f"In {space}, the points are {'nearer' if near else 'no nearer'} to training images than held-out images "
+            f"are (p = {own.p_value:.2g}), and their nearest real image is one of the training data "
+            f"{'more' if often else 'no more'} often than by chance: {100 * own.from_training.value:.0f} % of them, "
+            f"{100 * own.expected:.0f} % by chance (p = {own.share_p_value:.2g})."
         )
 
 
