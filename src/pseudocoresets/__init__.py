@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from pseudocoresets.models.networks import build_network as build_network
     from pseudocoresets.presets import Preset as Preset
     from pseudocoresets.presets import preset as preset
+    from pseudocoresets.privacy import AuditReport as AuditReport
+    from pseudocoresets.privacy import audit as audit
     from pseudocoresets.sources.experts import Experts as Experts
     from pseudocoresets.sources.experts import load_experts as load_experts
     from pseudocoresets.sources.experts import train_experts as train_experts
@@ -82,6 +84,7 @@ _HOMES = {
     ),
     "pseudocoresets.models.networks": ("build_network",),
     "pseudocoresets.presets": ("Preset", "preset"),
+    "pseudocoresets.privacy": ("AuditReport", "audit"),
     "pseudocoresets.sources.experts": ("Experts", "load_experts", "train_experts"),
     "pseudocoresets.sources.reference": ("reference_posterior",),
 }

@@ -170,12 +170,7 @@ def evaluate(
             "A control needs samples that know their coreset and data that know their training images: use "
             "sample_posterior, and a split of a Dataset such as data.test."
         )
-    coreset = samples.coreset
-    like = ConstructionSettings(
-        ipc=max(1, round(coreset.images_per_class)),
-        seed=coreset.seed,
-        weights=coreset.configuration.get("settings", {}).get("weights", "full"),
-    )
+    coreset, like = samples.coreset, control_settings(samples.coreset)
     draws = [control_coreset(like, split.dataset, coreset.network, draw) for draw in range(control_draws)]
     judged = [evaluate(samples.again(each), split, reference=reference) for each in draws]
     return replace(report, control=pooled(judged))
@@ -185,6 +180,15 @@ def method_title(method: str, labels_learned: bool, formation: int = 1) -> str:
     """A method as tables name it: learned labels, and several images in one, are never left unsaid."""
     marks = ["labels learned"] * labels_learned + [f"{formation**2} images in one"] * (formation > 1)
     return f"{method} ({', '.join(marks)})" if marks else method
+
+
+def control_settings(coreset: Coreset) -> ConstructionSettings:
+    """As many images per class as ``coreset`` has, and its weights."""
+    return ConstructionSettings(
+        ipc=max(1, round(coreset.images_per_class)),
+        seed=coreset.seed,
+        weights=coreset.configuration.get("settings", {}).get("weights", "full"),
+    )
 
 
 def control_coreset(settings: ConstructionSettings, data: Dataset, network: NetworkSpec | None, draw: int) -> Coreset:
