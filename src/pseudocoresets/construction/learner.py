@@ -124,16 +124,13 @@ class Learner:
     def iteration(self) -> int:
         return len(self._records) + len(self._pending)
 
-    def points(self) -> Points:
-        """The points as functions of what is learned, with the method's hyper-parameters and state."""
-        return self._with_own(self._form.points(self._leaves), self._leaves)
-
     def learned_points(self) -> Points:
         """The answer, as it is stored: the points, or the average of their iterates, without a graph."""
         leaves = self._leaves | self._averages
         return self._with_own(self._form.stored(leaves), leaves).detached()
 
     def _with_own(self, points: Points, leaves: Mapping[str, Tensor]) -> Points:
+        """With the method's hyper-parameters and state."""
         hyperparameters = {
             name.removeprefix(HYPERPARAMETER): leaf for name, leaf in leaves.items() if name.startswith(HYPERPARAMETER)
         }
@@ -155,7 +152,7 @@ class Learner:
     def _differentiated(self, method: GradientMethod, problem: Problem, randomness: Randomness) -> Evaluated:
         """The loss's gradients and record at the points as they are; the method's state is moved on."""
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in self._leaves.items()}
-        loss = method.loss(self._points_of(leaves), problem, randomness)
+        loss = method.loss(self._with_own(self._form.points(leaves), leaves), problem, randomness)
         gradients = torch.autograd.grad(loss.value, list(leaves.values()), allow_unused=True)
         self._keep_state({name: tensor.detach() for name, tensor in loss.state.items()})
         terms = {"loss": loss.value.detach()} | dict(loss.terms)
@@ -170,7 +167,7 @@ class Learner:
             for each in (state, self._method_state)
         ]
         if kinds[0] != kinds[1]:
-            self._method_state = state
+            self._method_state = {name: tensor.clone() for name, tensor in state.items()}
             return
         for name, tensor in state.items():
             self._method_state[name].copy_(tensor)

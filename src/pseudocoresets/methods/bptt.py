@@ -120,7 +120,7 @@ class BPTT(GradientMethod):
 
     @property
     def repeats(self) -> bool:
-        return self.burn_in == 0 and isinstance(build_gradient(self.gradient), Differences)
+        return not self.networks and self.burn_in == 0 and isinstance(build_gradient(self.gradient), Differences)
 
     def hyperparameters(self) -> Mapping[str, Hyperparameter]:
         if self.step_size_learning_rate == 0:
