@@ -96,6 +96,18 @@ def test_real_images_are_near_and_recognised(digits: pc.Dataset) -> None:
     assert report.picture().width > 200 and "<table>" in report._repr_html_()
 
 
+def test_every_image_of_a_mosaic_is_compared_with_its_own_start(digits: pc.Dataset) -> None:
+    """Stored at half the side, images are no copies any more, but each is more like its start than like others are."""
+    settings = ConstructionSettings(ipc=1, formation=2)
+    recorded = {"settings": asdict(settings), "method": {}}
+    start = real_coreset(digits, settings, made(digits, "random").network, "bptt", recorded)
+    report = pc.audit(start, digits, images=50, **QUICK)
+    found = report.recovery[CORESET]
+    assert not isinstance(found, str)
+    assert len(found.own) == report.about["points"] == 40
+    assert bool((found.own > found.typical).all()) and found.recognised.low > found.chance
+
+
 def test_correlations_are_those_of_brute_force(digits: pc.Dataset) -> None:
     start = made(digits, "random", ipc=1)
     noise = torch.randn(start.x.shape, generator=generator_for(0, "moved"))
