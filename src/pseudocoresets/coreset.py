@@ -41,11 +41,12 @@ from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.settings import Range
 from pseudocoresets.data.catalogue import DatasetEntry
-from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.data.dataset import Dataset, Split
 from pseudocoresets.data.download import fetch_by_hash
 from pseudocoresets.data.restoring import MissingWhitening, with_origin, without_matrices
 from pseudocoresets.data.transforms import InputTransform, WhiteningOrigin
 from pseudocoresets.data.zca_cache import cache_folder
+from pseudocoresets.dp.guarantee import GUARANTEE_KIND, Guarantee
 from pseudocoresets.models.networks import NETWORK_KIND, NetworkSpec, spec_from_json
 
 FORMAT = "pseudocoreset"
@@ -90,6 +91,7 @@ DOCUMENT = Object(
             )
         ),
         "libraries": ANY_OBJECT,
+        "guarantee": GUARANTEE_KIND,
     },
 )
 IMAGE_ARRAYS = {
@@ -145,6 +147,8 @@ class Coreset:
     """Whether a mirrored image keeps its label, which augmentation needs to know."""
     indices: Tensor | None = None
     """Positions in the full data, of rows that are real points."""
+    guarantee: Guarantee | None = None
+    """Of differential privacy for each example of the full data, where it was made with one."""
 
     def __len__(self) -> int:
         return len(self.x)
@@ -218,6 +222,20 @@ class Coreset:
     def dataset(self) -> TensorDataset:
         """Points and targets for an ordinary PyTorch loop, in the model's input space."""
         return TensorDataset(self.x, self.y)
+
+    def as_data(self, test: Split | None = None) -> Dataset:
+        """Its images as a data set with the same guarantee, from which anything may be learned by any method."""
+        pixels = self.to_pixels()
+        span = torch.tensor([0.0, 1.0])
+        return Dataset(
+            self.source,
+            Split(pixels, self.hard_labels),
+            Split(pixels[:0], self.hard_labels[:0]) if test is None else test,
+            self.classes,
+            replace(self.require_images(), span=span),
+            self.flippable,
+            guarantee=self.guarantee,
+        )
 
     def to_pixels(self) -> Tensor:
         """The images as pixels; 0 to 1 is black to white, and synthetic images may go beyond."""
@@ -346,6 +364,7 @@ class Coreset:
             network=None if network is None else spec_from_json(network),
             configuration=document["configuration"],
             flippable=document["flippable"],
+            guarantee=Guarantee.from_json(document["guarantee"]) if "guarantee" in document else None,
         )
 
     def _document(self, version: int) -> dict[str, Any]:
@@ -364,6 +383,7 @@ class Coreset:
             "whitening": None if origin is None else origin.as_json(),
             "network": None if self.network is None else self.network.as_json(),
             "libraries": library_versions(),
+            **({} if self.guarantee is None else {"guarantee": self.guarantee.as_json()}),
         }
 
 
