@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -104,6 +104,25 @@ def average_over_nodes(function: Callable[[Tensor], Tensor], q: Gaussian) -> Exp
     gradient = gradients[0] + (gradients[1:] - gradients[0]).sum(0) / 6
     rows = torch.linalg.solve_triangular(q.factor.detach().T, (forward - backward) / (2 * radius), upper=True)
     return Expectation(value, gradient, 0.5 * (rows + rows.T))
+
+
+class AveragedOverNodes:
+    """A model whose averages over a Gaussian are those of :func:`average_over_nodes`; no posterior is a Gaussian."""
+
+    has_gaussian_posterior: ClassVar[bool] = False
+
+    def expected_log_likelihood(self: Model, q: Gaussian, x: Tensor, y: Tensor, weights: Tensor) -> Expectation:
+        return average_over_nodes(lambda theta: self.log_likelihood(theta, x, y) @ weights, q)
+
+    def expected_log_prior(self: Model, q: Gaussian) -> Expectation:
+        return average_over_nodes(self.log_prior, q)
+
+
+class UncheckedModel(AveragedOverNodes):
+    """A model given as functions, which know themselves what they take."""
+
+    def check_data(self, x: Tensor, y: Tensor) -> None:
+        """Nothing is refused here."""
 
 
 @lru_cache(maxsize=8)

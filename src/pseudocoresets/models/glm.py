@@ -18,8 +18,8 @@ from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.parameterisation import TargetRange
 from pseudocoresets.core.targets import Array
 from pseudocoresets.models.expectation import (
+    AveragedOverNodes,
     Expectation,
-    average_over_nodes,
     hermite,
     require_features,
 )
@@ -181,7 +181,7 @@ class PoissonRegression(LinearPredictorModel):
 
 
 @dataclass(frozen=True)
-class SoftmaxRegression(NormalPrior):
+class SoftmaxRegression(NormalPrior, AveragedOverNodes):
     """P(y = c | x) = softmax(W x)_c with theta = W (classes, features) flattened; y: classes or class probabilities."""
 
     features: int
@@ -189,7 +189,6 @@ class SoftmaxRegression(NormalPrior):
     prior_scale: float = 1.0
 
     pseudo_target: ClassVar[TargetRange] = "simplex"
-    has_gaussian_posterior: ClassVar[bool] = False
 
     @property
     def size(self) -> int:
@@ -232,6 +231,3 @@ class SoftmaxRegression(NormalPrior):
             index = y.long()[:, None].expand(*log_probabilities.shape[:-1], 1)
             return log_probabilities.gather(-1, index).squeeze(-1)
         return (log_probabilities * y).sum(-1)
-
-    def expected_log_likelihood(self, q: Gaussian, x: Tensor, y: Tensor, weights: Tensor) -> Expectation:
-        return average_over_nodes(lambda theta: self.log_likelihood(theta, x, y) @ weights, q)

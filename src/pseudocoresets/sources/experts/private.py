@@ -51,9 +51,7 @@ def steps_per_epoch(size: int, settings: ExpertSettings) -> int:
 
 
 class PrivateTrainer:
-    """The full data on the device, and DP-SGD on them, one expert after another."""
-
-    default_population = 1
+    """The full data on the device, and DP-SGD on them."""
 
     def __init__(
         self,
@@ -71,9 +69,9 @@ class PrivateTrainer:
         self._clipping, self._release, self._entropy = private.clipping, private.guarantee.releases[0], entropy
         self._steps = steps_per_epoch(len(data.train), settings)
 
-    def train_in_parts(self, numbers: list[int], progress: Progress) -> list[Tensor]:
-        """Trajectories (epochs + 1, parameters) of these experts."""
-        return [torch.stack(list(self._snapshots(number, progress))) for number in numbers]
+    def train(self, number: int, progress: Progress) -> Tensor:
+        """The trajectory (epochs + 1, parameters) of one expert."""
+        return torch.stack(list(self._snapshots(number, progress)))
 
     def _snapshots(self, number: int, progress: Progress) -> Iterator[Tensor]:
         theta = self._network.initialise(derive_seed(self._settings.seed, "expert", number)).to(self._device)
