@@ -45,6 +45,7 @@ PROTOCOLS = ("cold", "point")
 POINTS_SHOWN, CLASSES_SHOWN = 5, 20
 """Points per class, and classes, in the picture."""
 PARTS_BEFORE_SHADOWS = 3
+FEATURES_AT_ONCE = 500
 
 
 def audit(
@@ -191,7 +192,8 @@ def _neighbours(
         return as_pixels(images.to(device), transform.span).flatten(1)
 
     def features(images: Tensor) -> Tensor:
-        return network.features(theta, transform(images.to(device)))
+        parts = (network.features(theta, transform(part.to(device))) for part in images.split(FEATURES_AT_ONCE))
+        return torch.cat(list(parts))
 
     spaces: dict[str, tuple[Embedding, list[Tensor]]] = {
         "pixels": (pixels, [each.to_pixels().to(device).flatten(1) for each in coresets.values()]),
