@@ -21,6 +21,7 @@ to the sums of many rounds; here one release serves all.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -84,18 +85,29 @@ class PrivateMatching(GradientMethod):
         return Loss(distance, {"distance": distance.detach()}, state)
 
     def release(self, network: Network, problem: Problem, device: torch.device) -> dict[str, Tensor]:
-        """Noisy class means (networks, classes, features) of the full data, which are read here and nowhere else."""
+        """Noisy class means of the full data, which are read here and nowhere else."""
+        return self.published(*self.sums(network, problem, device), problem.energy.data_size)
+
+    def sums(self, network: Network, problem: Problem, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Secret: sum_{i: y_i = c} (psi(x_i), a) for each class; and public: m_k for each network."""
         data, classes = full_data(problem), network.spec.classes
         centres = torch.stack([self._centre(k, network, problem, device) for k in range(self.networks)])
         sums = [self._sums(self._view(k, network, problem, centres[k]), data, classes) for k in range(self.networks)]
         labels = torch.cat([y for _, y in data.batches()])
-        scale = ((1 - COUNT_ENTRY**2) / self.networks) ** 0.5
         counts = COUNT_ENTRY * labels.bincount(minlength=classes).to(centres)
-        total = torch.cat([scale * torch.cat(sums, 1), counts[:, None]], 1)
-        noisy = noisy_sum(total, 1.0, self.noise_multiplier, ENTROPY)
-        sizes = (noisy[:, -1] / COUNT_ENTRY).clamp_min(FEWEST * problem.energy.data_size / classes)
-        means = noisy[:, :-1] / (scale * sizes[:, None])
+        return torch.cat([self._scale * torch.cat(sums, 1), counts[:, None]], 1), centres
+
+    def published(self, total: Tensor, centres: Tensor, data_size: int) -> dict[str, Tensor]:
+        """The class means (networks, classes, features) that noisy sums amount to, and the centres."""
+        noisy, classes = noisy_sum(total, 1.0, self.noise_multiplier, ENTROPY), len(total)
+        sizes = (noisy[:, -1] / COUNT_ENTRY).clamp_min(FEWEST * data_size / classes)
+        means = noisy[:, :-1] / (self._scale * sizes[:, None])
         return {TARGETS: means.view(classes, self.networks, -1).transpose(0, 1).contiguous(), CENTRES: centres}
+
+    @property
+    def _scale(self) -> float:
+        """sqrt((1 - a^2) / K)."""
+        return math.sqrt((1 - COUNT_ENTRY**2) / self.networks)
 
     @staticmethod
     def _sums(view: Transformation, data: FullData, classes: int) -> Tensor:
