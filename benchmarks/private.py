@@ -11,8 +11,9 @@ computed from that release and share its guarantee:
 
 A tenth of the training data is held out before anything else. The way with the highest accuracy on that tenth is
 reported, with its accuracy on the test data; all are in the file. What is released does not depend on the tenth; that
-one of them is chosen by it is not accounted for, and neither are the settings here, as in the published figures. The noise for each budget was found by dp-accounting and is read from results/private_guarantees.json, because
-the machine with the GPU does not have that package.
+one of them is chosen by it is not accounted for, and neither are the settings here, as in the published figures.
+The noise for each budget was found by dp-accounting and is read from results/private_guarantees.json, because the
+machine with the GPU does not have that package.
 """
 
 from __future__ import annotations
