@@ -73,7 +73,7 @@ class FunctionTarget:
 
 def potential_and_gradient(target: Target, theta: Tensor) -> tuple[Tensor, Tensor]:
     """U(theta) and its gradient, both without a graph; in closed form where the target offers that."""
-    if isinstance(target, _ClosedFormTarget) or isinstance(target, DifferentiatedTarget):  # the first is quick
+    if isinstance(target, (_ClosedFormTarget, DifferentiatedTarget)):  # a class is found sooner than a protocol
         return target.potential_and_gradient(theta)
     with torch.enable_grad():
         theta = theta.detach().requires_grad_()

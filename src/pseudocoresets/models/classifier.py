@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from pseudocoresets.core.energy import Model
 from pseudocoresets.models.networks.network import Network
-from pseudocoresets.models.networks.tiles import TiledConvNet, is_tileable
+from pseudocoresets.models.networks.tiles import TiledConvNet, images_at_once, is_tileable
 from pseudocoresets.models.prior import NormalPrior
 
 
@@ -50,31 +50,36 @@ class TiledClassifier(Classifier):
     ) -> tuple[Tensor, Tensor]:
         """sum_i w_i log p(y_i | x_i, theta) and its gradient in theta, for one or many theta.
 
-        With scores f and labels as distributions, d/df_i of that sum is w_i (y_i sum_c y_ic - softmax(f_i)).
+        ``x``, ``y`` and ``weights`` are shared, or have a leading dimension of chains.
         """
         if theta.dim() == 1:
             values, gradients = self.log_likelihood_and_gradient(theta[None], x, y, weights)
             return values[0], gradients[0]
         labels = y if y.is_floating_point() else one_hot(y, self.network.spec.classes, theta.dtype)
+        size = images_at_once(self.network, len(theta))
+        parts = zip(x.split(size, -4), labels.split(size, -2), weights.split(size, -1), strict=True)
+        found = [self._part(theta, *part) for part in parts]
+        if len(found) == 1:
+            return found[0]
+        values, gradients = (torch.stack(each).sum(0) for each in zip(*found, strict=True))
+        return values, gradients
+
+    def _part(self, theta: Tensor, x: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """With scores f and labels as distributions, d/df_i of the sum is w_i (y_i - softmax(f_i) sum_c y_ic)."""
         values = theta.new_zeros(())
 
         def slope(scores: Tensor) -> Tensor:
             nonlocal values
             log_probabilities = F.log_softmax(scores, -1)
             values = (weights * (labels * log_probabilities).sum(-1)).sum(-1)
-            expected = log_probabilities.exp_()
-            if y.is_floating_point():
-                expected *= labels.sum(-1, keepdim=True)
+            expected = log_probabilities.exp_().mul_(labels.sum(-1, keepdim=True))
             return (labels - expected).mul_(weights[..., None])
 
-        gradient = self._tiles(len(theta), x).gradient(theta, x, slope)
-        return values, gradient
-
-    def _tiles(self, chains: int, x: Tensor) -> TiledConvNet:
-        key = (chains, x.shape, x.dtype)
+        key = (len(theta), x.shape, theta.dtype)
         if key not in self._tiled:
-            self._tiled[key] = TiledConvNet(self.network, chains, x.shape, x.dtype)
-        return self._tiled[key]
+            self._tiled[key] = TiledConvNet(self.network, *key)
+        gradient = self._tiled[key].gradient(theta, x, slope)
+        return values, gradient
 
 
 def differentiated(model: Model, device: torch.device) -> Model:
