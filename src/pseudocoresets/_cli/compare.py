@@ -56,7 +56,8 @@ def compare(
         ),
     ] = None,
     seed: o.Seed = 0,
-    device: o.Device = "auto",
+    devices: o.Devices = "auto",
+    ray: o.RayAddress = None,
     force: o.Force = False,
     json: o.AsJson = False,
 ) -> None:
@@ -88,15 +89,17 @@ def compare(
         for name in names
     }
     folder = out or folder_for(f"compare-{dataset}", f"ipc{ipc}")
-    comparison = run_comparison(
-        plans,
-        range(seed, seed + seeds),
-        folder,
-        data_dir=data_dir,
-        experts_dir=experts,
-        place=o.place_of(context, device),
-        force=force,
-    )
+    with o.workforce_of(context, devices, ray) as (place, mapper):
+        comparison = run_comparison(
+            plans,
+            range(seed, seed + seeds),
+            folder,
+            data_dir=data_dir,
+            experts_dir=experts,
+            place=place,
+            force=force,
+            mapper=mapper,
+        )
     if json:
         print_json(comparison.as_json())
     else:

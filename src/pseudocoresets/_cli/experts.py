@@ -14,8 +14,9 @@ from pseudocoresets._cli.output import print_json
 from pseudocoresets._io.files import require_writable_folder
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.data import load_dataset
+from pseudocoresets.models.networks import require_network
 from pseudocoresets.sources.experts import ExpertSettings, train_experts
-from pseudocoresets.workflows.plan import expert_settings, require_dataset, require_network
+from pseudocoresets.workflows.plan import expert_settings, require_dataset
 
 
 @o.with_settings(experts=ExpertSettings)

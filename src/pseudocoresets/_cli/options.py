@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -16,6 +17,7 @@ from pseudocoresets.core.progress import for_stream
 from pseudocoresets.core.settings import SEED, alternatives, type_hints
 
 if TYPE_CHECKING:
+    from pseudocoresets.core.mapping import Mapper
     from pseudocoresets.workflows.place import Workplace
 
 DATA, METHOD, OUTPUT = "Data", "Method", "Output"
@@ -82,6 +84,23 @@ Seed = Annotated[
     typer.Option("--seed", min=SEED.low, max=SEED.high, help="Seed of everything random.", rich_help_panel=METHOD),
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.", rich_help_panel=MACHINE)]
+Devices = Annotated[
+    str,
+    typer.Option(
+        "--devices",
+        "--device",
+        help="Devices separated by commas, a process for each: cuda:0,cuda:1; auto is every GPU here, or the CPU.",
+        rich_help_panel=MACHINE,
+    ),
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        help="Use a Ray cluster with shared storage instead: HOST:PORT of its head; auto starts one here.",
+        rich_help_panel=MACHINE,
+    ),
+]
 PresetName = Annotated[
     str,
     typer.Option(
@@ -117,6 +136,17 @@ class ProgramSettings:
 def place_of(context: typer.Context, device: str) -> Workplace:
     """Where a command works: on ``device``, as the program's settings have it."""
     return program_settings(context).place(device)
+
+
+@contextmanager
+def workforce_of(context: typer.Context, devices: str, ray: str | None) -> Iterator[tuple[Workplace, Mapper]]:
+    """Where a command works itself, and who else works for it."""
+    from pseudocoresets.workflows.cluster import workforce
+    from pseudocoresets.workflows.parallel import devices_named
+
+    names = devices_named(devices)
+    with workforce(names, ray) as mapper:
+        yield program_settings(context).place(names[0]), mapper
 
 
 def words(text: str) -> list[str]:

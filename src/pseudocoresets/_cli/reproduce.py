@@ -18,7 +18,7 @@ from pseudocoresets.workflows.provenance import typed_command
 from pseudocoresets.workflows.reproduce.catalogue import TABLES
 from pseudocoresets.workflows.reproduce.judge import Order
 from pseudocoresets.workflows.reproduce.scale import SMOKE, Scale
-from pseudocoresets.workflows.reproduce.schedule import Wanted, compute, compute_on, estimate, is_done, missing
+from pseudocoresets.workflows.reproduce.schedule import Wanted, compute, estimate, is_done, missing
 
 LIST, PAGE, ALL = "list", "page", "all"
 
@@ -50,14 +50,8 @@ def reproduce(
     seeds: Annotated[
         int, typer.Option("--seeds", min=1, max=10_000, help="Constructions for each cell.", rich_help_panel=o.METHOD)
     ] = 1,
-    devices: Annotated[
-        str,
-        typer.Option(
-            "--devices",
-            help="Devices separated by commas, a process for each: cuda:0,cuda:1.",
-            rich_help_panel=o.MACHINE,
-        ),
-    ] = "auto",
+    devices: o.Devices = "auto",
+    ray: o.RayAddress = None,
     budget: Annotated[
         float | None,
         typer.Option(
@@ -110,7 +104,7 @@ def reproduce(
         _list(wanted, order, json)
         return
     require_writable_folder(out)
-    failed = [] if PAGE in names else _compute(context, wanted, order, devices, budget)
+    failed = [] if PAGE in names else _compute(context, wanted, order, devices, ray, budget)
     page = write_reproduction(out, settings)
     say("".join(f"{failure}\n" for failure in failed) + f"Saved: {out / 'tables.md'}, {page}")
     if failed:
@@ -136,17 +130,15 @@ def _wanted(names: list[str], datasets: str, sizes: str, variants: str, protocol
     )
 
 
-def _compute(context: typer.Context, wanted: Wanted, order: Order, devices: str, budget: float | None) -> list[str]:
+def _compute(
+    context: typer.Context, wanted: Wanted, order: Order, devices: str, ray: str | None, budget: float | None
+) -> list[str]:
     """What failed, each as a sentence."""
     cells = [cell for cell in wanted.cells(order) if missing(cell, order) is None]
     if not cells:
         raise InputError("None of the cells asked for can be computed here; 'bpc reproduce list' says what is missing.")
-    names = o.words(devices)
-    settings = o.program_settings(context)
-    if len(names) > 1:
-        return compute_on(names, cells, order, settings.precision, budget)
-    place = settings.place(names[0] if names else "auto")
-    outcomes = list(compute(cells, order, place, budget))
+    with o.workforce_of(context, devices, ray) as (place, mapper):
+        outcomes = list(compute(cells, order, place, budget, mapper))
     say(f"{len(outcomes)} of {len(cells)} cells are there.")
     return [f"{each.cell} failed: {each.failure}" for each in outcomes if each.failure is not None]
 

@@ -39,3 +39,7 @@ class DivergenceError(PseudocoresetsError):
 
 class DeviceMemoryError(PseudocoresetsError):
     """The device has too little memory even for the smallest split of the work."""
+
+
+class WorkerLostError(PseudocoresetsError):
+    """A process or a machine that worked on a unit went away, or cannot be reached."""

@@ -6,7 +6,7 @@ log-likelihood l(theta) = sum_i w_i log p(y_i | x_i, theta) over a Gaussian q = 
     value = E_q[l],   gradient = E_q[grad l],   hessian = E_q[grad^2 l]
 
 A linear predictor eta_i = x_i . theta is N(x_i . mu, x_i^T S x_i) under q, so that these are one-dimensional integrals
-(Gauss-Hermite quadrature). Other models use a rule of 2 size + 1 nodes that is exact for cubic polynomials and asks for
+in closed form. Other models use a rule of 2 size + 1 nodes that is exact for cubic polynomials and asks for
 gradients alone.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -104,6 +104,25 @@ def average_over_nodes(function: Callable[[Tensor], Tensor], q: Gaussian) -> Exp
     gradient = gradients[0] + (gradients[1:] - gradients[0]).sum(0) / 6
     rows = torch.linalg.solve_triangular(q.factor.detach().T, (forward - backward) / (2 * radius), upper=True)
     return Expectation(value, gradient, 0.5 * (rows + rows.T))
+
+
+class AveragedOverNodes:
+    """A model whose averages over a Gaussian are those of :func:`average_over_nodes`; no posterior is a Gaussian."""
+
+    has_gaussian_posterior: ClassVar[bool] = False
+
+    def expected_log_likelihood(self: Model, q: Gaussian, x: Tensor, y: Tensor, weights: Tensor) -> Expectation:
+        return average_over_nodes(lambda theta: self.log_likelihood(theta, x, y) @ weights, q)
+
+    def expected_log_prior(self: Model, q: Gaussian) -> Expectation:
+        return average_over_nodes(self.log_prior, q)
+
+
+class UncheckedModel(AveragedOverNodes):
+    """A model given as functions, which know themselves what they take."""
+
+    def check_data(self, x: Tensor, y: Tensor) -> None:
+        """Nothing is refused here."""
 
 
 @lru_cache(maxsize=8)

@@ -17,36 +17,13 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.parameterisation import TargetRange
 from pseudocoresets.core.targets import Array
-from pseudocoresets.models.expectation import Expectation, average_over_nodes
-
-
-class ExternalModel:
-    """What models from outside share; subclasses give ``log_likelihood`` and ``log_prior``."""
-
-    has_gaussian_posterior: ClassVar[bool] = False
-    classes: ClassVar[int] = 0
-
-    def check_data(self, x: Tensor, y: Tensor) -> None:
-        """The functions know what they take; nothing is refused here."""
-
-    def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def log_prior(self, theta: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def expected_log_likelihood(self, q: Gaussian, x: Tensor, y: Tensor, weights: Tensor) -> Expectation:
-        return average_over_nodes(lambda theta: self.log_likelihood(theta, x, y) @ weights, q)
-
-    def expected_log_prior(self, q: Gaussian) -> Expectation:
-        return average_over_nodes(self.log_prior, q)
+from pseudocoresets.models.expectation import UncheckedModel
 
 
 @dataclass(frozen=True)
-class NumpyModel(ExternalModel):
+class NumpyModel(UncheckedModel):
     """A model as two NumPy functions that give values and gradients in theta, such as those of a compiled program.
 
     ``likelihood(theta, x, y)`` gives log p(y_i | x_i, theta), (m,), and its gradients, (m, size); ``prior(theta)`` the
@@ -59,6 +36,7 @@ class NumpyModel(ExternalModel):
     size: int
 
     pseudo_target: ClassVar[TargetRange] = "fixed"
+    classes: ClassVar[int] = 0
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         if x.requires_grad:
@@ -101,7 +79,7 @@ class _WithSlopes(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class JaxModel(ExternalModel):
+class JaxModel(UncheckedModel):
     """A model as two JAX functions of one parameter vector: ``likelihood(theta, x, y)``, (m,), and ``prior(theta)``.
 
     JAX differentiates them in double precision, in parameters, points and targets.
@@ -111,6 +89,8 @@ class JaxModel(ExternalModel):
     prior: Callable[[Any], Any]
     size: int
     pseudo_target: TargetRange = "fixed"
+
+    classes: ClassVar[int] = 0
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return call_jax(self._many_likelihoods if theta.ndim == 2 else self.likelihood, theta, x, y)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.parameterisation import TargetRange
-from pseudocoresets.models.expectation import Expectation, SmoothModel, average_over_nodes
+from pseudocoresets.models.expectation import SmoothModel, UncheckedModel
 
 
 @dataclass(frozen=True)
-class FunctionModel:
+class FunctionModel(UncheckedModel):
     """A model of the user's own, as two PyTorch functions.
 
     ``log_likelihood_function(theta, x, y)`` gives log p(y_i | x_i, theta) for every datum, (m,), and
@@ -32,14 +30,9 @@ class FunctionModel:
     classes: int = 0
     """How many classes the targets name; needed where ``pseudo_target`` is ``"simplex"``."""
 
-    has_gaussian_posterior: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         if self.size < 1:
             raise InputError(f"A model needs at least one parameter; got size {self.size}.")
-
-    def check_data(self, x: Tensor, y: Tensor) -> None:
-        """The functions know what they take; nothing is refused here."""
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         if theta.ndim == 1:
@@ -58,12 +51,6 @@ class FunctionModel:
                 raise InputError(f"log_prior must give one number; got shape {tuple(value.shape)}.")
             return value
         return torch.func.vmap(self.log_prior)(theta)
-
-    def expected_log_likelihood(self, q: Gaussian, x: Tensor, y: Tensor, weights: Tensor) -> Expectation:
-        return average_over_nodes(lambda theta: self.log_likelihood(theta, x, y) @ weights, q)
-
-    def expected_log_prior(self, q: Gaussian) -> Expectation:
-        return average_over_nodes(self.log_prior, q)
 
 
 def as_smooth(model: Model) -> SmoothModel:

@@ -18,19 +18,17 @@ from torch.nn import functional as F
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.parameterisation import TargetRange
-from pseudocoresets.models.expectation import Expectation, average_over_nodes, require_features
+from pseudocoresets.models.expectation import AveragedOverNodes, Expectation, require_features
 from pseudocoresets.models.glm import require_counts
 from pseudocoresets.models.prior import NormalPrior
 
 
 @dataclass(frozen=True)
-class ExtendedRegression(NormalPrior, ABC):
+class ExtendedRegression(NormalPrior, AveragedOverNodes, ABC):
     """p(y | x, theta) = p(y | eta, extra), eta = x . beta; an intercept is a column of ones in ``x``."""
 
     features: int
     prior_scale: float = 1.0
-
-    has_gaussian_posterior: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -61,8 +59,10 @@ class ExtendedRegression(NormalPrior, ABC):
         beta, extra = theta[..., : self.features], theta[..., None, self.features :]
         return self.log_density(beta @ x.T, extra, y)
 
-    def expected_log_likelihood(self, q: Gaussian, x: Tensor, y: Tensor, weights: Tensor) -> Expectation:
-        return average_over_nodes(lambda theta: self.log_likelihood(theta, x, y) @ weights, q)
+
+def log_normal(y: Tensor, mean: Tensor, log_sigma: Tensor) -> Tensor:
+    """log N(y; mean, sigma^2)"""
+    return -0.5 * ((y - mean) * (-log_sigma).exp()).square() - log_sigma - 0.5 * math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ class GaussianRegression(ExtendedRegression):
     pseudo_target: ClassVar[TargetRange] = "real"
 
     def log_density(self, eta: Tensor, extra: Tensor, y: Tensor) -> Tensor:
-        log_sigma = extra[..., 0]
-        return -0.5 * ((y - eta) * (-log_sigma).exp()).square() - log_sigma - 0.5 * math.log(2 * math.pi)
+        return log_normal(y, eta, extra[..., 0])
 
 
 @dataclass(frozen=True)
@@ -239,8 +238,7 @@ class RandomIntercepts(ExtendedRegression):
             return y * eta + F.logsigmoid(-eta)
         if self.family == "poisson":
             return y * eta - eta.exp() - torch.lgamma(y + 1)
-        log_sigma = extra[..., -1]
-        return -0.5 * ((y - eta) * (-log_sigma).exp()).square() - log_sigma - 0.5 * math.log(2 * math.pi)
+        return log_normal(y, eta, extra[..., -1])
 
     def log_prior(self, theta: Tensor) -> Tensor:
         others, intercepts, log_tau = self._parts(theta)
@@ -253,7 +251,7 @@ class RandomIntercepts(ExtendedRegression):
             return torch.autograd.grad(self.log_prior(leaf).sum(), leaf)[0]
 
     def expected_log_prior(self, q: Gaussian) -> Expectation:
-        return average_over_nodes(self.log_prior, q)
+        return AveragedOverNodes.expected_log_prior(self, q)
 
     def _parts(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What has the prior N(0, prior_scale^2), log tau among it; the intercepts; and log tau."""

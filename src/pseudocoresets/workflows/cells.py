@@ -23,11 +23,12 @@ import torch
 from pseudocoresets._io.documents import json_text
 from pseudocoresets._io.files import CHECKSUM, make_folder, read_json, write_json, write_text
 from pseudocoresets._io.schema import ANY_OBJECT
+from pseudocoresets.core.devices import is_out_of_memory
 from pseudocoresets.core.errors import FileFormatError, PseudocoresetsError
 from pseudocoresets.core.fingerprint import fingerprint
+from pseudocoresets.core.mapping import Mapper, in_this_process
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.coreset import library_versions
-from pseudocoresets.workflows.parallel import Mapper
 
 Document = Mapping[str, Any]
 """What is known of a cell, as JSON holds it."""
@@ -81,19 +82,26 @@ def run_cells(
     judge: Judge[C],
     progress: Progress | None = None,
     affordable: Callable[[C], bool] = lambda cell: True,
-    mapper: Mapper = map,
+    mapper: Mapper = in_this_process,
 ) -> Iterator[Outcome[C]]:
     """Every cell in turn, as soon as it is there; only an interrupt ends the loop before the last one.
 
     A cell that is not ``affordable`` when its turn comes is left out. ``mapper`` may compute cells in other processes;
-    what the judge keeps to itself then stays there.
+    what the judge keeps to itself then stays there. A cell whose workers were lost has failed.
     """
     with task(progress or Silent(), "coresets", len(cells)) as shown:
-        for outcome in mapper(partial(_attempt, judge=judge), filter(affordable, cells)):
+        attempt: Callable[[C], Outcome[C]] = partial(_attempt, judge=judge)
+        outcomes: Iterator[Outcome[C]] = mapper(attempt, filter(affordable, cells), lost_cell)
+        for outcome in outcomes:
             yield outcome
             shown.advance(note=str(outcome.cell))
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+
+
+def lost_cell(cell: C, why: str) -> Outcome[C]:
+    """A cell that nobody brought to its end."""
+    return Outcome(cell, None, why, 0.0)
 
 
 def _attempt(cell: C, judge: Judge[C]) -> Outcome[C]:
@@ -146,8 +154,10 @@ def reason(error: Exception) -> str:
     """The library's own sentence, or the name and first line of what was not foreseen."""
     if isinstance(error, PseudocoresetsError):
         return str(error)
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}{': ' + lines[0] if lines else ''}"
+    first = next(iter(str(error).strip().splitlines()), "")
+    if is_out_of_memory(error):
+        return f"There was too little memory; ask for fewer chains, images or a smaller network. [{first}]"
+    return f"{type(error).__name__}{': ' + first if first else ''}"
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from pseudocoresets._io.files import only_writer, read_json, require_writable_fo
 from pseudocoresets._io.schema import ANY_OBJECT
 from pseudocoresets.construction.loop import network_for
 from pseudocoresets.core.devices import threads_for
+from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.fingerprint import fingerprint
+from pseudocoresets.core.mapping import Mapper, in_this_process
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.evaluation import METRICS, Summary
@@ -23,18 +26,19 @@ from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.methods import build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS, require_class_size
 from pseudocoresets.models.networks import Network
-from pseudocoresets.sources.experts import Experts
-from pseudocoresets.workflows.cells import Cell, Document, Outcome, as_number, markdown_table, once, run_cells
+from pseudocoresets.sources.experts import Experts, train_block
+from pseudocoresets.workflows.cells import Cell, Document, Outcome, as_number, markdown_table, run_cells
 from pseudocoresets.workflows.construct import WorkFiles, construct_plan, write_log
 from pseudocoresets.workflows.estimate import require_feasible
 from pseudocoresets.workflows.evaluate import judge, judge_control
 from pseudocoresets.workflows.outputs import require_same_request
 from pseudocoresets.workflows.place import Workplace, workplace
 from pseudocoresets.workflows.plan import Plan, Stage
-from pseudocoresets.workflows.run import experts_for
+from pseudocoresets.workflows.run import experts_for, spread_experts
 
 CONTROL = "random real images (control)"
 SCORES = tuple(metric.title for metric in METRICS.values())
+CONTROL_CELL = "control"
 COMPARISON = "comparison.json"
 COLUMNS = ("", *SCORES, "gain %", "paper %, NLL", "s/iteration", "total s", "peak MiB")
 
@@ -55,6 +59,7 @@ class Row:
     """Of one construction, without its evaluation."""
     peak_memory: int | None = None
     labels_learned: bool = False
+    formation: int = 1
     failure: str | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -70,7 +75,7 @@ class Row:
         scores = [metric.spread(self.metrics[name].mean, self.metrics[name].std) for name, metric in METRICS.items()]
         paper = [_text(self.paper_accuracy, 100, 1), _text(self.paper_nll, 1, 2)]
         return [
-            method_title(self.method, self.labels_learned),
+            method_title(self.method, self.labels_learned, self.formation),
             *scores,
             f"{100 * self.gain['accuracy']:+.1f}",
             ", ".join(filter(None, paper)),
@@ -138,8 +143,9 @@ def run_comparison(
     experts_dir: str | Path | None = None,
     place: Workplace | None = None,
     force: bool = False,
+    mapper: Mapper = in_this_process,
 ) -> Comparison:
-    """Every plan with every seed, its control first.
+    """Every plan with every seed, its control first; experts and cells wherever ``mapper`` has them computed.
 
     Cells that ``folder`` already holds are not computed again, unless their plan or the content of what it names (data,
     network, experts, methods) has changed. The control is one for all methods whose posterior is sampled in the same
@@ -154,25 +160,50 @@ def run_comparison(
         require_same_request(folder, read_json(folder / COMPARISON, ANY_OBJECT), _cell(plan))
     data = load_dataset(plan.dataset, data_dir)
     require_class_size(data.train, plan.construction.ipc)
-    rows: list[Row] = []
-    controls: dict[SamplingSettings, Mapping[int, Document]] = {}
+    experts_dir = Path(experts_dir or folder / "experts")
     for own in plans.values():
-        require_feasible(own, data, experts_dir or folder / "experts", place.device)
+        require_feasible(own, data, experts_dir, place.device)
+    images = _ImageJudge(_with_controls(plans), folder, Path(data_dir), experts_dir, place, data)
     with only_writer(folder), threads_for(data.shape):
-        experts = None
-        if any(own.needs_experts() for own in plans.values()):
-            experts = experts_for(plan, data, experts_dir or folder / "experts", place)
-        images = _ImageJudge(plans, folder, data, experts, place)
-        for name, own in plans.items():
-            if own.sampling not in controls:
-                kind = f"control-{name}" if controls else "control"
-                control = {seed: images.control(own.with_seed(seed), folder / kind / f"seed{seed}") for seed in seeds}
-                controls[own.sampling] = control
-                rows.append(_row(f"{CONTROL} as {name}" if len(controls) > 1 else CONTROL, own, control, control))
-            cells = [Cell(name, own.construction.ipc, seed) for seed in seeds]
-            rows.append(_method_row(name, own, list(run_cells(cells, images)), controls[own.sampling]))
+        spread_experts(images.train_block, images.trained, mapper, place.progress)
+        images.prepare()
+        rows = []
+        for row in _rows(images, plans, seeds, mapper):
+            rows.append(row)
             Comparison(plan, seeds, rows).save(folder)
     return Comparison(plan, seeds, rows)
+
+
+def _with_controls(plans: Mapping[str, Plan]) -> dict[str, Plan]:
+    """Every plan by its name, after the control of the first with the same sampling."""
+    found: dict[str, Plan] = {}
+    controls: set[SamplingSettings] = set()
+    for name, plan in plans.items():
+        if plan.sampling not in controls:
+            kind = f"{CONTROL_CELL}-{name}" if controls else CONTROL_CELL
+            found[kind] = replace(plan, method="random", method_options={}, before=())
+            controls.add(plan.sampling)
+        found[name] = plan
+    return found
+
+
+def _rows(images: _ImageJudge, plans: Mapping[str, Plan], seeds: Sequence[int], mapper: Mapper) -> Iterator[Row]:
+    """Each as soon as all its seeds are there."""
+    cells = [Cell(name, plan.construction.ipc, seed) for name, plan in images.plans.items() for seed in seeds]
+    outcomes = run_cells(cells, images, None if mapper is in_this_process else images.place.progress, mapper=mapper)
+    controls: dict[SamplingSettings, Mapping[int, Document]] = {}
+    for name, own in images.plans.items():
+        found = list(islice(outcomes, len(seeds)))
+        if name in plans:
+            yield _method_row(name, own, found, controls[own.sampling])
+            continue
+        failed = next((each.failure for each in found if each.failure is not None), None)
+        if failed is not None:
+            raise DivergenceError(f"The control failed, so that no gain can be told: {failed}")
+        control = {each.cell.seed: each.document for each in found if each.document is not None}
+        title = f"{CONTROL} as {name.removeprefix(f'{CONTROL_CELL}-')}" if controls else CONTROL
+        controls[own.sampling] = control
+        yield _row(title, own, control, control)
 
 
 def _cell(plan: Plan) -> dict[str, Any]:
@@ -187,13 +218,52 @@ def _cell(plan: Plan) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _ImageJudge:
-    """Coresets of images: each plan's posterior on the test data, and that of random real images."""
+    """Coresets of images: each plan's posterior on the test data, and that of random real images.
+
+    Another process reads data and experts for itself.
+    """
 
     plans: Mapping[str, Plan]
+    """By name, controls among them."""
     root: Path
-    data: Dataset
-    experts: Experts | None
+    data_dir: Path
+    experts_dir: Path
     place: Workplace
+    known_data: Dataset | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        folders = (folder.absolute() for folder in (self.root, self.data_dir, self.experts_dir))
+        return _ImageJudge, (self.plans, *folders, self.place)
+
+    @cached_property
+    def data(self) -> Dataset:
+        return self.known_data or load_dataset(next(iter(self.plans.values())).dataset, self.data_dir)
+
+    @property
+    def trained(self) -> Plan | None:
+        """A plan whose experts all that need some share."""
+        return next((plan for plan in self.plans.values() if plan.needs_experts()), None)
+
+    @cached_property
+    def experts(self) -> Experts | None:
+        return None if self.trained is None else experts_for(self.trained, self.data, self.experts_dir, self.place)
+
+    def prepare(self) -> None:
+        """Train or refuse experts now, not in the first cell."""
+        _ = self.experts
+
+    def train_block(self, block: Sequence[int]) -> None:
+        """Some of the experts."""
+        assert self.trained is not None
+        train_block(
+            self.data,
+            self.trained.network,
+            block,
+            self.trained.experts,
+            self.experts_dir,
+            self.place.device,
+            self.place.backend,
+        )
 
     def folder(self, cell: Cell) -> Path:
         return self.root / cell.method / f"seed{cell.seed}"
@@ -203,26 +273,22 @@ class _ImageJudge:
 
     def measure(self, cell: Cell) -> Document:
         plan, folder = self._plan(cell), self.folder(cell)
-        made = construct_plan(plan, self.data, self.experts, WorkFiles.within(folder), self.place)
-        made.coreset.save(folder / "coreset.safetensors")
-        made.initial.save(folder / "initial.safetensors")
-        write_log(folder / "log.jsonl", made.history)
-        report = judge(plan, made.coreset, self.data, self.experts, self.place)
+        with threads_for(self.data.shape):
+            if cell.method.startswith(CONTROL_CELL):
+                return judge_control(plan, self._network.spec, self.data, self.experts, self.place).as_json()
+            made = construct_plan(plan, self.data, self.experts, WorkFiles.within(folder), self.place)
+            made.coreset.save(folder / "coreset.safetensors")
+            made.initial.save(folder / "initial.safetensors")
+            write_log(folder / "log.jsonl", made.history)
+            report = judge(plan, made.coreset, self.data, self.experts, self.place)
         made.discard_checkpoint()
         return report.as_json() | {
             "seconds_per_iteration": made.seconds_per_iteration,
             "seconds": made.seconds_per_iteration * len(made.history),
             "peak_memory": made.peak_memory,
             "labels_learned": made.coreset.labels_learned,
+            "formation": made.coreset.formation,
         }
-
-    def control(self, plan: Plan, folder: Path) -> Document:
-        plan = replace(plan, method="random", method_options={}, before=())
-        return once(
-            folder,
-            self._identity(plan),
-            lambda: judge_control(plan, self._network.spec, self.data, self.experts, self.place).as_json(),
-        )
 
     @cached_property
     def _network(self) -> Network:
@@ -280,6 +346,7 @@ def _row(name: str, plan: Plan, cells: Mapping[int, Document], control: Mapping[
         seconds=_mean(cells, "seconds"),
         peak_memory=None if memory is None else round(memory),
         labels_learned=any(cell.get("labels_learned") for cell in cells.values()),
+        formation=max(cell.get("formation", 1) for cell in cells.values()),
     )
 
 

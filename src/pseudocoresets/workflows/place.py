@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -13,11 +14,18 @@ from pseudocoresets.core.progress import Progress, Silent
 
 @dataclass(frozen=True)
 class Workplace:
-    """What goes through every step of a workflow; one backend for all of them keeps what it has captured."""
+    """What goes through every step of a workflow; one backend for all of them keeps what it has captured.
+
+    Sent to another process it becomes that process's own place: the device it finds, and nobody to be told.
+    """
 
     device: torch.device
     backend: Backend
     progress: Progress
+    precision: str = "auto"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return workplace, ("auto", self.precision)
 
 
 def workplace(
@@ -25,4 +33,4 @@ def workplace(
 ) -> Workplace:
     """The device of that name with its backend; ``precision`` is that of ``choose_backend``."""
     resolved = resolve_device(device)
-    return Workplace(resolved, choose_backend(resolved, precision), progress or Silent())
+    return Workplace(resolved, choose_backend(resolved, precision), progress or Silent(), precision)

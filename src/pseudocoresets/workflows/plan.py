@@ -11,7 +11,7 @@ from typing import Any
 from pseudocoresets import presets
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.registry import Registry, parse_name, parse_value
+from pseudocoresets.core.registry import Registry, parse_value
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.data import FOLDER_PREFIX, find_entry, full_name
 from pseudocoresets.evaluation.report import CONTROL_DRAWS
@@ -19,11 +19,11 @@ from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
 from pseudocoresets.methods import METHODS, build_gradient_method, method_options_from
 from pseudocoresets.methods.renamed import present_name
 from pseudocoresets.methods.selection import SELECTIONS, selection_of_start
-from pseudocoresets.models.networks import NETWORKS
+from pseudocoresets.models.networks import require_network
 from pseudocoresets.presets import Before, Preset
 from pseudocoresets.sources.experts import ExpertSettings
 
-SHARED_BY_STAGES = ("ipc", "seed", "initialisation", "augment", "mixed_kinds", "weights", "prior_scale")
+SHARED_BY_STAGES = ("ipc", "seed", "initialisation", "formation", "augment", "mixed_kinds", "weights", "prior_scale")
 
 
 @dataclass(frozen=True)
@@ -154,10 +154,6 @@ def require_dataset(name: str) -> None:
     """A data set of the catalogue, or a folder, which is looked into when it is read."""
     if not name.startswith(FOLDER_PREFIX):
         find_entry(name)
-
-
-def require_network(name: str) -> None:
-    NETWORKS[parse_name(name, "network")[0]]
 
 
 def require_method(name: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,7 +27,8 @@ from pseudocoresets._io.files import (
 from pseudocoresets._io.schema import ANY_OBJECT
 from pseudocoresets.construction.loop import WATCHED_PARTS, Construction, Watch, watched_iterations
 from pseudocoresets.core.devices import threads_for
-from pseudocoresets.core.progress import Job, Stage
+from pseudocoresets.core.mapping import Mapper, in_this_process
+from pseudocoresets.core.progress import Job, Progress, Stage, task
 from pseudocoresets.coreset import Coreset, library_versions
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
@@ -45,6 +46,8 @@ from pseudocoresets.workflows.plan import Plan
 from pseudocoresets.workflows.plan import Stage as StageBefore
 
 ALONG = "along"
+BLOCK = 4
+"""Experts that are a unit of work, as many as a GPU trains side by side."""
 """Holds the points as they were on the way."""
 
 
@@ -149,6 +152,18 @@ def experts_for(plan: Plan, data: Dataset, folder: str | Path, place: Workplace)
         progress=place.progress,
         **asdict(plan.experts),
     )
+
+
+def spread_experts(
+    train: Callable[[Sequence[int]], None], plan: Plan | None, mapper: Mapper, progress: Progress
+) -> None:
+    """Have ``train`` make the plan's experts in blocks, if there is anybody else to do it."""
+    if plan is None or mapper is in_this_process:
+        return
+    blocks = [range(first, min(first + BLOCK, plan.expert_count)) for first in range(0, plan.expert_count, BLOCK)]
+    with task(progress, f"training experts on {plan.dataset}, {BLOCK} at a time", len(blocks)) as shown:
+        for _ in mapper(train, blocks):
+            shown.advance()
 
 
 def folder_for(dataset: str, *words: str) -> Path:

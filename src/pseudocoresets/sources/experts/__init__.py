@@ -8,7 +8,7 @@ from pseudocoresets.sources.experts.store import (
     load_experts,
     require_experts_for,
 )
-from pseudocoresets.sources.experts.train import train_experts
+from pseudocoresets.sources.experts.train import train_block, train_experts
 
 __all__ = [
     "Draw",
@@ -17,5 +17,6 @@ __all__ = [
     "Experts",
     "load_experts",
     "require_experts_for",
+    "train_block",
     "train_experts",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -78,7 +79,11 @@ def train(
     progress: Progress | None = None,
     augmentation: AnyAugmentation | None = None,
 ) -> Experts:
-    """The same with everything chosen."""
+    """The same with everything chosen.
+
+    Experts are trained in groups of ``population`` that do not depend on which of them are there already, so that
+    those of a run that was killed are those of one that was not.
+    """
     if count < 1:
         raise InputError(f"At least one expert is needed; got {count}.")
     if population is not None and population < 1:
@@ -97,12 +102,29 @@ def train(
             task(progress or Silent(), f"training experts on {data.name}", len(todo) * settings.epochs) as shown,
         ):
             trainer = _Trainer(data, network, settings, where, backend or choose_backend(where), augmentation)
-            for numbers in _groups(todo, population or trainer.default_population):
-                for number, trajectory in zip(numbers, trainer.train_in_parts(numbers, shown), strict=True):
-                    keep(number, trajectory)
+            trainer.train_missing(todo, range(count), population, shown, keep)
     if store is not None:
         return store.experts(count)
     return Experts(network, trained_on, settings, list(in_memory.values()))
+
+
+def train_block(
+    data: Dataset,
+    network: AnyNetwork,
+    block: Sequence[int],
+    settings: ExpertSettings,
+    out: str | os.PathLike[str],
+    device: str | torch.device = "auto",
+    backend: Backend | None = None,
+) -> None:
+    """The experts of these numbers that ``out`` does not hold; other processes may add others at the same time."""
+    network, where = as_network(network, data.shape, len(data.classes)), resolve_device(device)
+    store = ExpertStore.create_or_open(out, network, TrainedOn(data.name, data.fingerprint), settings)
+    todo = [number for number in store.missing(block[-1] + 1) if number in block]
+    if todo:
+        with threads_for(data.shape):
+            trainer = _Trainer(data, network, settings, where, backend or choose_backend(where), None)
+            trainer.train_missing(todo, block, None, Silent(), store.add)
 
 
 BATCH_SIZE = 256
@@ -131,6 +153,21 @@ class _Trainer:
         self._labels = data.train.labels.to(device)
         self._augmentation = augmentation_for(settings.augment, augmentation, data.flippable)
         self.default_population = 1 if device.type == "cpu" else 4
+
+    def train_missing(
+        self,
+        todo: Sequence[int],
+        numbers: Sequence[int],
+        population: int | None,
+        progress: Progress,
+        keep: Callable[[int, Tensor], None],
+    ) -> None:
+        """``numbers`` in groups; of a group in which any is to be done, those that are are kept."""
+        for group in _groups(list(numbers), population or self.default_population):
+            if wanted := set(todo).intersection(group):
+                trained = dict(zip(group, self.train_in_parts(group, progress), strict=True))
+                for number in sorted(wanted):
+                    keep(number, trained[number])
 
     def train_in_parts(self, numbers: list[int], progress: Progress) -> list[Tensor]:
         """Train these side by side, or in halves if the device cannot hold so many."""

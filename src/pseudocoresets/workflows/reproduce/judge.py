@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,7 +31,7 @@ from pseudocoresets.evaluation.shift import Corrupted, evaluate_shift
 from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.inference.sampling import chain_starts
 from pseudocoresets.models.networks import Network, as_network
-from pseudocoresets.sources.experts import Experts
+from pseudocoresets.sources.experts import Experts, train_block
 from pseudocoresets.workflows.cells import Document, once
 from pseudocoresets.workflows.construct import WorkFiles, construct_plan, write_log
 from pseudocoresets.workflows.evaluate import judge, sample_plan, whole_coreset
@@ -73,6 +73,16 @@ class Order:
         plain = plain and made.variant != "published"
         path = None if self.coresets is None or not plain else self.coresets / name
         return path if path is not None and path.is_file() else None
+
+    def anywhere(self) -> Order:
+        """The same for a process in another folder."""
+        return replace(
+            self,
+            out=self.out.absolute(),
+            data_dir=self.data_dir.absolute(),
+            experts_dir=self.experts_dir and self.experts_dir.absolute(),
+            coresets=self.coresets and self.coresets.absolute(),
+        )
 
     def expert_folder(self, plan: Plan) -> Path:
         root = self.experts_dir or self.data_dir / "experts"
@@ -116,6 +126,12 @@ class ReproductionJudge:
         began = time.perf_counter()
         found = _Measurement(self, cell).result()
         return found | provenance(self._order.command, self._place.device) | {"seconds": time.perf_counter() - began}
+
+    def train_block(self, cell: ReproductionCell, block: Sequence[int]) -> None:
+        """Some of the experts that the cell needs."""
+        plan, data = self._order.scale.plan(cell), self._data_of(cell).final
+        folder = make_folder(self._order.expert_folder(plan))
+        train_block(data, plan.network, block, plan.experts, folder, self._place.device, self._place.backend)
 
     def _data_of(self, cell: ReproductionCell) -> Data:
         name = cell.made.dataset

@@ -10,19 +10,22 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
-from multiprocessing import get_context
+from pathlib import Path
 
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.progress import Silent
+from pseudocoresets.core.mapping import Mapper, in_this_process
+from pseudocoresets.core.progress import Silent, task
 from pseudocoresets.data import find_entry
-from pseudocoresets.workflows.cells import FAILURE, RESULT, Outcome, run_cells
-from pseudocoresets.workflows.place import Workplace, workplace
+from pseudocoresets.workflows.cells import RESULT, Outcome, lost_cell, run_cells
+from pseudocoresets.workflows.place import Workplace
 from pseudocoresets.workflows.plan import Plan
 from pseudocoresets.workflows.reproduce.catalogue import TABLES
 from pseudocoresets.workflows.reproduce.cells import VARIANTS, ReproductionCell
 from pseudocoresets.workflows.reproduce.judge import CONSTRUCTION, Order, ReproductionJudge
+from pseudocoresets.workflows.run import spread_experts
 
 FIRST_VARIANTS = ("published", "best")
 PACE = 0.010, 0.00014
@@ -152,63 +155,45 @@ def compute(
     order: Order,
     place: Workplace,
     budget: float | None = None,
+    mapper: Mapper = in_this_process,
 ) -> Iterator[Outcome[ReproductionCell]]:
-    """The cells in turn on one device; those that are done are read."""
-    judge, began = ReproductionJudge(order, replace(place, progress=Silent())), time.monotonic()
+    """The cells, a coreset with all its judgements after another, wherever ``mapper`` has them computed.
 
+    Those that are done are read. Somewhere else than here experts come first, unless time is limited.
+    """
+    order = order.anywhere()
+    judge, until = ReproductionJudge(order, replace(place, progress=Silent())), None
+    if budget is not None:
+        until = time.time() + budget
+    else:
+        for cell in _first_of_each_store(cells, order):
+            spread_experts(partial(judge.train_block, cell), order.scale.plan(cell), mapper, place.progress)
+    coresets = [list(group) for _, group in groupby(cells, key=lambda cell: cell.made)]
+    with task(place.progress, "coresets", len(coresets)) as shown:
+        for outcomes in mapper(partial(_judged, judge=judge, order=order, until=until), coresets, _lost):
+            yield from outcomes
+            shown.advance(note=str(outcomes[-1].cell) if outcomes else "")
+
+
+def _judged(
+    cells: Sequence[ReproductionCell], judge: ReproductionJudge, order: Order, until: float | None
+) -> list[Outcome[ReproductionCell]]:
     def affordable(cell: ReproductionCell) -> bool:
-        return budget is None or time.monotonic() - began + estimate([cell], order) <= budget
+        return until is None or time.time() + estimate([cell], order) <= until
 
     with threads_for((1,) if order.scale.is_smoke else (3, 32, 32)):
-        yield from run_cells(cells, judge, place.progress, affordable)
+        return list(run_cells(cells, judge, affordable=affordable))
 
 
-def compute_on(
-    devices: Sequence[str],
-    cells: Sequence[ReproductionCell],
-    order: Order,
-    precision: str = "auto",
-    budget: float | None = None,
-) -> list[str]:
-    """The same on several devices at once, one process each; a coreset's judgements stay together.
-
-    The answer has a sentence for each process that did not come to its end and each cell that failed.
-    """
-    context = get_context("spawn")
-    workers = [
-        context.Process(target=_work, args=(share, order, device, precision, budget))
-        for device, share in zip(devices, shares(cells, len(devices), order), strict=True)
-    ]
-    for worker in workers:
-        worker.start()
-    try:
-        for worker in workers:
-            worker.join()
-    except KeyboardInterrupt:
-        for worker in workers:
-            worker.terminate()
-        raise
-    stopped = [
-        f"The process on {device} ended with status {worker.exitcode}; the same command goes on from there."
-        for device, worker in zip(devices, workers, strict=True)
-        if worker.exitcode
-    ]
-    failed = [cell for cell in cells if (order.folder(cell) / FAILURE).is_file()]
-    return stopped + [f"{cell} failed; see '{order.folder(cell) / FAILURE}'." for cell in failed]
+def _lost(cells: Sequence[ReproductionCell], why: str) -> list[Outcome[ReproductionCell]]:
+    return [lost_cell(cell, why) for cell in cells]
 
 
-def shares(cells: Sequence[ReproductionCell], parts: int, order: Order) -> list[list[ReproductionCell]]:
-    """Each coreset with all its judgements to the part that has least to do so far."""
-    found: list[list[ReproductionCell]] = [[] for _ in range(parts)]
-    loads = [0.0] * parts
-    for _, group in groupby(cells, key=lambda cell: cell.made):
-        together = list(group)
-        least = loads.index(min(loads))
-        found[least] += together
-        loads[least] += estimate(together, order)
-    return found
-
-
-def _work(cells: Sequence[ReproductionCell], order: Order, device: str, precision: str, budget: float | None) -> None:
-    for _ in compute(cells, order, workplace(device, precision), budget):
-        pass
+def _first_of_each_store(cells: Sequence[ReproductionCell], order: Order) -> Iterable[ReproductionCell]:
+    """A cell for each folder of experts that cells that are not done need."""
+    found: dict[Path, ReproductionCell] = {}
+    for cell in cells:
+        plan = order.scale.plan(cell)
+        if not is_done(cell, order) and plan.needs_experts():
+            found.setdefault(order.expert_folder(plan), cell)
+    return found.values()

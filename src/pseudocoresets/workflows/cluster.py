@@ -1,0 +1,187 @@
+"""Units of work on a Ray cluster: an actor for each GPU or, in a cluster without any, for each core.
+
+The results of units are on storage that all machines share, so that neither a lost machine nor a lost head loses what
+is finished. Machines that join while units are left get some.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from pseudocoresets.core.errors import InputError, WorkerLostError
+from pseudocoresets.core.mapping import Mapper
+from pseudocoresets.workflows.parallel import on_devices, spread
+
+LOCAL = "auto"
+DEFAULT_PORT = 6379
+CONNECT_SECONDS = 5.0
+POLL_SECONDS = 1.0
+PATIENCE = 20.0
+"""Seconds without the head after which it counts as lost; Ray itself ends the process after sixty."""
+
+
+@contextmanager
+def workforce(devices: Sequence[str], address: str | None = None) -> Iterator[Mapper]:
+    """The devices of this machine or, with the address of a Ray cluster, those of the cluster."""
+    if address is None:
+        with on_devices(devices) as mapper:
+            yield mapper
+    else:
+        with on_ray(address) as mapper:
+            yield mapper
+
+
+@contextmanager
+def on_ray(address: str) -> Iterator[Mapper]:
+    """A Ray cluster by the address of its head, HOST:PORT; ``auto`` starts one on this machine that ends with it."""
+    ray = _import_ray()
+    known = ray.is_initialized()
+    if not known:
+        _connect(ray, address)
+    try:
+        with spread(RayCrew(ray, ray.get_runtime_context().gcs_address)) as mapper:
+            yield mapper
+    finally:
+        if not known:
+            ray.shutdown()
+
+
+def _import_ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+    try:
+        import ray
+    except ImportError:
+        raise InputError("A Ray cluster needs Ray: pip install 'pseudocoresets[ray]', or leave --ray out.") from None
+    return ray
+
+
+def _connect(ray: Any, address: str) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
+    if address == LOCAL:
+        ray.init(address="local", include_dashboard=False, **quiet)
+        return
+    host, _, port = address.rpartition(":") if ":" in address else (address, "", str(DEFAULT_PORT))
+    if "/" in host or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise InputError(f"The address of a Ray cluster is HOST:PORT of its head, or auto; got '{address}'.")
+    if not _reachable(host, int(port)):
+        raise InputError(
+            f"No Ray head answers at '{address}'; start one with 'ray start --head --port {port}', or use --ray auto."
+        )
+    try:
+        ray.init(address=f"{host}:{port}", **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InputError(f"The Ray cluster at '{address}' cannot be used ({first}).") from None
+
+
+def _reachable(host: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((host, port), CONNECT_SECONDS):
+        return True
+    return False
+
+
+@dataclass
+class RayCrew:
+    """Actors, as many as the cluster has room for."""
+
+    ray: Any
+    head: str
+    patience: float = PATIENCE
+    _seen: float = field(default_factory=time.monotonic)
+    _resources: dict[str, float] = field(default_factory=dict)
+    _asked: float = -1e9
+
+    def room(self, working: Sequence[RayWorker]) -> bool:
+        if time.monotonic() - self._asked > POLL_SECONDS and self._head_answers():
+            self._resources, self._asked = self.ray.cluster_resources(), time.monotonic()
+        return len(working) < int(self._resources.get(self._kind, 0))
+
+    @property
+    def _kind(self) -> str:
+        return "GPU" if self._resources.get("GPU", 0) >= 1 else "CPU"
+
+    def hire(self, working: Sequence[RayWorker]) -> RayWorker:
+        needs = {"num_cpus": 1, "num_gpus": 1 if self._kind == "GPU" else 0}
+        actor = self.ray.remote(_Actor).options(**needs, scheduling_strategy="SPREAD", max_restarts=0)
+        return RayWorker(self.ray, actor.remote())
+
+    def wait(self, working: Sequence[RayWorker]) -> list[RayWorker]:
+        """Also without any result after a while, so that machines that joined are asked."""
+        known, ready = {worker.running: worker for worker in working}, []
+        if known:
+            ready = self.ray.wait(list(known), timeout=POLL_SECONDS)[0]
+        else:
+            time.sleep(POLL_SECONDS)
+        if not ready and not self._head_answers() and time.monotonic() - self._seen > self.patience:
+            raise WorkerLostError(
+                f"The head of the Ray cluster at {self.head} was lost; what was finished is kept, and the same command "
+                "goes on from there once there is a cluster again."
+            )
+        return [known[reference] for reference in ready]
+
+    def _head_answers(self) -> bool:
+        host, _, port = self.head.rpartition(":")
+        if _reachable(host, int(port)):
+            self._seen = time.monotonic()
+            return True
+        return False
+
+
+class _Actor:
+    """Holds a function, and with it what the function has read."""
+
+    def learn(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def run(self, item: Any) -> Any:
+        return self._function(item)
+
+
+class RayWorker:
+    """An actor that works on one unit."""
+
+    def __init__(self, ray: Any, actor: Any) -> None:
+        self._ray, self._actor = ray, actor
+        self.running: Any = None
+
+    def learn(self, function: Callable[[Any], Any]) -> None:
+        self._actor.learn.remote(function)
+
+    def give(self, item: Any) -> None:
+        self.running = self._actor.run.remote(item)
+
+    def result(self) -> Any:
+        from ray import exceptions
+
+        try:
+            return self._ray.get(self.running)
+        except exceptions.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, Exception) else error from None
+        except exceptions.OutOfMemoryError:
+            raise WorkerLostError(
+                "A worker of the Ray cluster was ended because its machine ran out of memory."
+            ) from None
+        except exceptions.RayError as error:
+            raise WorkerLostError(f"A worker of the Ray cluster was lost ({_reason(error)}).") from None
+
+    def dismiss(self) -> None:
+        with suppress(Exception):
+            self._ray.kill(self._actor)
+
+
+def _reason(error: Exception) -> str:
+    """What Ray says in many lines, in a few words."""
+    text = str(error)
+    if "node" in text.lower() and ("died" in text or "dead" in text):
+        return "its machine is gone"
+    if "memory" in text.lower():
+        return "it ran out of memory"
+    return type(error).__name__

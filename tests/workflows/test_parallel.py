@@ -1,0 +1,126 @@
+"""Units of work in other processes: nothing is lost with a process, nothing is done twice, and what is found stays."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import Invoke
+from units import attempts, squared
+
+from pseudocoresets._io.files import write_json
+from pseudocoresets.core.errors import InputError, WorkerLostError
+from pseudocoresets.core.mapping import in_this_process
+from pseudocoresets.presets import Preset
+from pseudocoresets.workflows import parallel
+from pseudocoresets.workflows.parallel import VISIBLE, devices_named, on_devices, see_only
+
+TINY = Preset(
+    expert_count=6,
+    experts={"epochs": 1, "batch_size": 256},
+    construction={"iterations": 2},
+    sampling={"chains": 2, "steps": 4, "samples": 2},
+    methods={"cd": {"steps": 2, "expert_epochs": 1}},
+)
+
+
+def test_a_killed_process_costs_its_unit_a_second_try_and_the_others_nothing(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def numbers() -> Iterator[int]:
+        for number in range(6):
+            asked.append(number)
+            yield number
+
+    with on_devices(["cpu", "cpu"]) as mapper:
+        found = mapper(partial(squared, log=tmp_path, killed_once=1), numbers())
+        assert next(found) == 0
+        assert len(asked) < 6, "items are asked for when somebody is free"
+        assert list(found) == [1, 4, 9, 16, 25]
+        assert [attempts(tmp_path, number) for number in range(6)] == [1, 2, 1, 1, 1, 1]
+        with pytest.raises(InputError, match="not negative"):
+            list(mapper(partial(squared, log=tmp_path), [7, -1, 8]))
+
+
+def test_a_loss_that_nobody_takes_on_is_an_error() -> None:
+    class Lost:
+        def learn(self, function: Any) -> None: ...
+        def give(self, item: Any) -> None: ...
+        def dismiss(self) -> None: ...
+        def result(self) -> Any:
+            raise WorkerLostError("It is gone.")
+
+    class Unlucky:
+        def room(self, working: Any) -> bool:
+            return not working
+
+        def hire(self, working: Any) -> Lost:
+            return Lost()
+
+        def wait(self, working: Any) -> Any:
+            return working
+
+    with parallel.spread(Unlucky()) as mapper, pytest.raises(WorkerLostError, match=r"It is gone\. So it went 3 times"):
+        list(mapper(abs, [1]))
+    with parallel.spread(Unlucky()) as mapper:
+        assert list(mapper(abs, [1, 2], lambda item, why: item)) == [1, 2]
+    assert "killed, as systems do when memory runs out" in parallel._end(-9)
+    assert (parallel._end(-11), parallel._end(1)) == ("was ended by the signal SIGSEGV", "ended with status 1")
+
+
+def test_devices_are_named_by_commas_and_one_needs_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert devices_named("cpu, cpu") == ["cpu", "cpu"]
+    with on_devices(["cpu"]) as mapper:
+        assert mapper is in_this_process
+    with pytest.raises(InputError, match="auto, cpu or cuda"):
+        devices_named("cpu,gpu7")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert devices_named("auto") == ["cuda:0", "cuda:1", "cuda:2"]
+    with pytest.raises(InputError, match="counted from 0"):
+        devices_named("cuda:3")
+
+
+@pytest.mark.parametrize(
+    ("before", "device", "after"),
+    [(None, "cuda:2", "2"), ("5,7", "cuda:1", "7"), ("5,7", "cpu", ""), (None, "cuda", "0")],
+)
+def test_a_process_sees_its_own_device_alone(
+    monkeypatch: pytest.MonkeyPatch, before: str | None, device: str, after: str
+) -> None:
+    monkeypatch.delenv(VISIBLE, raising=False)
+    if before is not None:
+        monkeypatch.setenv(VISIBLE, before)
+    see_only(device)
+    assert os.environ[VISIBLE] == after
+
+
+def test_several_devices_find_what_one_does(bpc: Invoke, tmp_path: Path) -> None:
+    write_json(tmp_path / "tiny.json", TINY.as_json())
+    words = [
+        "compare",
+        "--methods",
+        "cd,random",
+        "--network",
+        "convnet:width=4",
+        "--seeds",
+        "2",
+        "--preset",
+        "tiny.json",
+        "--json",
+    ]
+    one, two = (bpc(*words, "--devices", devices, "--out", devices[:4]) for devices in ("cpu", "cpu,cpu"))
+    assert two.exit_code == 0, two.output
+    scores = [{row["method"]: row["metrics"] for row in json.loads(found.stdout)["rows"]} for found in (one, two)]
+    assert scores[0] == scores[1]
+    experts = [sorted((tmp_path / name / "experts").glob("expert-*")) for name in ("cpu", "cpu,")]
+    assert len(experts[0]) == len(experts[1]) == TINY.expert_count
+    assert all(first.read_bytes() == second.read_bytes() for first, second in zip(*experts, strict=True))
+    again = bpc(*words, "--devices", "cpu,cpu", "--out", "cpu,")
+    assert json.loads(again.stdout) == json.loads(two.stdout)
