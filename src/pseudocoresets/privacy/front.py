@@ -113,7 +113,8 @@ def audit(
         trained, control = experts or subject.experts(data, 1), subject.control(data)
         shown.advance(note="neighbours")
         questions = Questions.of(data, coreset.require_images(), images, seed)
-        both = {CORESET: coreset, RANDOM: control}
+        apart = _one_image_a_point(coreset)
+        both = {CORESET: apart, RANDOM: control}
         near = _neighbours(both, data, questions.held_out, trained, device)
         starts = {name: _recovery(each, data, experts, device) for name, each in both.items()}
         shown.advance(note="membership")
@@ -123,7 +124,7 @@ def audit(
     about = {
         "dataset": data.name,
         "method": coreset.method,
-        "points": len(coreset),
+        "points": len(apart),
         "network": str(used.spec),
         "protocol": protocol,
         "sampling": samples.settings.as_json(),
@@ -133,7 +134,7 @@ def audit(
         "shadows": shadows or 0,
         "seed": seed,
     }
-    panels = _panels(coreset, data, near, starts[CORESET])
+    panels = _panels(apart, data, near, starts[CORESET])
     classes = data.classes[:CLASSES_SHOWN]
     return AuditReport(about, near, rows, starts, panels, classes, time.monotonic() - began)
 
@@ -174,6 +175,12 @@ def _recipe_for(shadows: int, coreset: Coreset, data: Dataset, experts: Experts 
             "with (--experts), so that the shadows' own are trained in the same way."
         )
     return recipe
+
+
+def _one_image_a_point(coreset: Coreset) -> Coreset:
+    """The same where stored images hold one image each."""
+    points = coreset.points
+    return replace(coreset, x=points.x, y=points.y, weights=points.weights, formation=1)
 
 
 def _recovery(coreset: Coreset, data: Dataset, experts: Experts | None, device: torch.device) -> Recovery | str:
