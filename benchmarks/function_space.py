@@ -87,7 +87,7 @@ class Case:
     ensemble: Mapping[str, Any] = field(
         default_factory=lambda: {"count": 10, "epochs": 50, "learning_rate": 0.01, "momentum": 0.9, "batch_size": 32}
     )
-    pcd_iterations: int = 300
+    pcd_iterations: int = 200
 
 
 CASES = {
@@ -124,7 +124,7 @@ class Row:
 def rows_of(case: Case) -> list[Row]:
     hmc = f"hmc:leapfrog_steps={min(100, case.leapfrog_steps)}"
     step = 0.6 * case.first_step
-    persistent = {"chains": 32, "kernel": hmc, "step_size": step, **FROM_DRAWS}
+    persistent = {"chains": 16, "kernel": hmc, "step_size": step, **FROM_DRAWS}
     learning = {**ADAM, "iterations": case.pcd_iterations}
     return [
         Row("random real images", "random", "none"),
@@ -144,7 +144,7 @@ def rows_of(case: Case) -> list[Row]:
             "cd, from draws",
             "cd",
             "draws",
-            {"chains": 32, "steps": 1, "sigma": 0.0, "kernel": hmc, "step_size": step, **FROM_DRAWS},
+            {"chains": 16, "steps": 1, "sigma": 0.0, "kernel": hmc, "step_size": step, **FROM_DRAWS},
             learning,
         ),
         Row("pcd, from draws", "pcd", "draws", persistent, learning),
@@ -317,15 +317,27 @@ class Bench:
     @cached_property
     def experts(self) -> Experts:
         """As the preset ``quick`` trains them, without augmentation."""
-        own = dict(pc.preset("quick", self.data.name).experts) | {"epochs": self.case.expert_epochs, "augment": False}
-        folder = self.folder / "experts"
-        return train_experts(self.data, self.case.network, 5, out=folder, device=self.device, progress=Silent(), **own)
+        own = dict(pc.preset("quick", self.data.name).experts) | {"epochs": self.case.expert_epochs}
+        return self._trained("experts", {"count": 5, **own})
+
+    def _trained(self, name: str, settings: Mapping[str, Any]) -> Experts:
+        """Networks trained on the full data without augmentation, or those that the folder holds."""
+        folder = self.folder / name
+        if (folder / "store.json").is_file() and len(known := load_experts(folder)) == settings["count"]:
+            return known
+        return train_experts(
+            self.data,
+            self.case.network,
+            out=folder,
+            device=self.device,
+            backend=self.backend,
+            progress=Silent(),
+            augment=False,
+            **settings,
+        )
 
     def ensemble(self) -> None:
-        own = {"augment": False, **self.case.ensemble}
-        folder = self.folder / "ensemble"
-        train_experts(self.data, self.case.network, out=folder, device=self.device, progress=Silent(), **own)
-        trained = load_experts(folder)
+        trained = self._trained("ensemble", self.case.ensemble)
         ends = torch.stack([trained.snapshot(each, -1) for each in range(len(trained))])
         probabilities = self.predicted(ends)[:, None]
         self._record(f"deep ensemble of {len(trained)}, full data", self._judged(probabilities, self.reference))
