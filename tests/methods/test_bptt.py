@@ -151,11 +151,18 @@ def test_loss_is_the_energy_of_real_data_at_the_end_of_the_unroll() -> None:
 def continuing(method: BPTT, restart: bool = False) -> Randomness:
     """Randomness under which the method does not restart the chain it picks (or does)."""
     for seed in range(1000):
-        host = Randomness.for_purpose(seed).host
-        host.sample(range(method.chains), method.unrolls)
-        if (host.random() < method.steps / (method.horizon - method.burn_in)) == restart:
+        if drawn_by(method, Randomness.for_purpose(seed))[0] == restart:
             return Randomness.for_purpose(seed)
     raise AssertionError("no such seed")
+
+
+def drawn_by(method: BPTT, randomness: Randomness) -> tuple[bool, Tensor]:
+    """Whether the first chain that is picked restarts, and where: the order of what an iteration draws."""
+    generator = randomness.device
+    torch.rand(method.chains, generator=generator)
+    drawn = randomness.host.random() if method.burn_in else float(torch.rand(method.unrolls, 1, generator=generator)[0])
+    start = smooth_network().draw(method.unrolls, generator).to(DOUBLE)
+    return drawn < method.steps / (method.horizon - method.burn_in), start
 
 
 def test_real_gradients_are_gathered_over_parts() -> None:
@@ -273,25 +280,18 @@ def carried_by(loss: Loss) -> Motion:
 def test_a_restarted_chain_is_burn_in_and_unroll_from_its_initialisation(
     learned_step_size: bool, momentum: float
 ) -> None:
-    """The start is drawn as without burn-in, at rest, and the step size is the learned one where there is one."""
+    """From rest, and with the learned step size where there is one."""
     problem = smooth_problem()
     points = network_points(learned=False, **({"step_size": 0.3} if learned_step_size else {}))
     options: dict[str, Any] = {"steps": 4, "chains": 1, "step_size": 0.2, "momentum": momentum}
     cold, warm = (BPTT(**options, burn_in=b, horizon=b + 4) for b in (0, 8))
     far = torch.full((1, smooth_network().size), 100.0, dtype=DOUBLE)
-    after_unroll, after_burn_in = (
-        carried_by(m.loss(with_carried(points, {POOL: far, VELOCITIES: far}), problem, continuing(m, restart=True)))
-        for m in (cold, warm)
-    )
-    eta = 0.3 if learned_step_size else 0.2
-    expected = plain_run(after_unroll, problem, points, 8, eta, momentum)
-    torch.testing.assert_close(after_burn_in, expected, rtol=1e-12, atol=1e-14)
-    host = continuing(cold, restart=True).host
-    host.sample(range(1), 1)
-    host.random()
-    start = at_rest(smooth_network().initialise(host.getrandbits(63), 1).to(DOUBLE))
-    expected = plain_run(start, problem, points, 4, eta, momentum)
-    torch.testing.assert_close(after_unroll, expected, rtol=1e-12, atol=1e-14)
+    eta, given = 0.3 if learned_step_size else 0.2, with_carried(points, {POOL: far, VELOCITIES: far})
+    for method, steps in ((cold, 4), (warm, 12)):
+        found = carried_by(method.loss(given, problem, continuing(method, restart=True)))
+        start = at_rest(drawn_by(method, continuing(method, restart=True))[1])
+        expected = plain_run(start, problem, points, steps, eta, momentum)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
 
 def test_a_chain_that_goes_on_takes_no_burn_in() -> None:
@@ -314,8 +314,8 @@ def test_first_pool_has_its_ages(spread: bool, unrolls: int, momentum: float) ->
     problem, points = smooth_problem(), network_points(learned=False)
     cold = BPTT(steps=3, chains=4, unrolls=unrolls, step_size=0.2, momentum=momentum, horizon=30)
     method = replace(cold, burn_in=6, spread=spread)
-    host = Randomness.for_purpose(2).host
-    draws = [smooth_network().initialise(host.getrandbits(63), unrolls) for _ in range(0, 4, unrolls)]
+    generator = Randomness.for_purpose(2).device
+    draws = [smooth_network().draw(unrolls, generator) for _ in range(0, 4, unrolls)]
     starts = at_rest(torch.cat(draws)[:4].to(DOUBLE))
     pool = carried_by(method.loss(points, problem, Randomness.for_purpose(2)))
     agreeing = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,11 +35,21 @@ def problem_with_real_data() -> Problem:
     return replace(network_problem(), source=None, real_data=lambda: real)
 
 
-def plain_training(points: Points, problem: Problem, batches: list[list[int]], sizes: Tensor) -> Tensor:
-    """SGD from a fresh initialisation with its graph kept, one batch a step, and the real data's loss at the end."""
+def plain_training(
+    points: Points,
+    problem: Problem,
+    batches: list[list[int]],
+    sizes: Tensor,
+    between: Callable[[Randomness], object] = lambda randomness: None,
+) -> Tensor:
+    """SGD from a fresh initialisation with its graph kept, one batch a step, and the real data's loss at the end.
+
+    ``between`` draws what the method draws between its initialisation and its real batch.
+    """
     network, randomness = network_of(problem, "plain"), Randomness.for_purpose(SEED)
     assert problem.real_data is not None
     theta = fresh_parameters(network, 1, points.x, randomness)[0].requires_grad_()
+    between(randomness)
     x, y = problem.real_data().batch(16, randomness)
     module = network.module(theta).double()
     for batch, size in zip(batches, sizes, strict=True):
@@ -91,7 +102,14 @@ def test_label_distillation_is_plain_training_differentiated_in_the_labels() -> 
     points = replace(points, x=points.x.detach(), weights=points.weights.detach())
     method = LabelDistillation(steps=4, step_size=0.1, batch_size=16)
     loss = method.loss(points, problem, Randomness.for_purpose(SEED)).value
-    expected = plain_training(points, problem, 4 * [list(range(6))], torch.full((4,), 0.1, dtype=DOUBLE))
+
+    def choice_and_restart(randomness: Randomness) -> None:
+        torch.rand(method.chains, generator=randomness.device)
+        torch.rand(method.unrolls, 1, generator=randomness.device)
+        fresh_parameters(network_of(problem, "plain"), method.unrolls, points.x, randomness)
+
+    sizes = torch.full((4,), 0.1, dtype=DOUBLE)
+    expected = plain_training(points, problem, 4 * [list(range(6))], sizes, choice_and_restart)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     assert_same(gradients(loss, points), gradients(expected, points))
 
