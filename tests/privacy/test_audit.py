@@ -145,6 +145,22 @@ def test_a_recipe_of_several_constructions_makes_the_same_again(digits: pc.Datas
     assert torch.equal(again.x, second.x)
 
 
+def test_a_way_of_ones_own_makes_the_shadows(digits: pc.Dataset, experts: Experts) -> None:
+    """Also where the record of the coreset does not say how it was made."""
+    given: list[int] = []
+
+    def make(data: pc.Dataset) -> pc.Coreset:
+        given.append(len(data.train))
+        return made(data, "random", ipc=1)
+
+    unknown = replace(made(digits, "random"), configuration={})
+    with pytest.raises(InputError, match="does not say all of how the coreset was made"):
+        pc.audit(unknown, digits, experts=experts, shadows=6, **QUICK)
+    report = pc.audit(unknown, digits, experts=experts, shadows=6, make=make, images=50, **QUICK)
+    assert sum(given) == 3 * 1797 and report.membership[CORESET].lira is not None
+    assert report.recovery[CORESET] == "The file does not say what the construction started from."
+
+
 def test_data_that_the_coreset_was_not_made_from_are_refused(digits: pc.Dataset) -> None:
     held_out = digits.holding_out()
     found = training_data(made(held_out, "random"), digits)

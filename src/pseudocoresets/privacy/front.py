@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from pseudocoresets.privacy.membership import attack_each_shadow, attack_file, l
 from pseudocoresets.privacy.neighbours import Embedding, Nearness, nearness
 from pseudocoresets.privacy.origin import training_data
 from pseudocoresets.privacy.questions import Answers, Questions
-from pseudocoresets.privacy.recipe import Recipe
+from pseudocoresets.privacy.recipe import OwnWay, Recipe, Way
 from pseudocoresets.privacy.recovery import Recovery, recovery, start_images
 from pseudocoresets.privacy.report import CORESET, RANDOM, Attacked, AuditReport
 from pseudocoresets.privacy.shadows import Shadows, require_shadows
@@ -56,6 +56,7 @@ def audit(
     images: int = IMAGES,
     experts: Experts | None = None,
     network: AnyNetwork | None = None,
+    make: Callable[[Dataset], Coreset] | None = None,
     protocol: str = "cold",
     preset: str | os.PathLike[str] | Preset = "quick",
     folder: str | os.PathLike[str] | None = None,
@@ -76,6 +77,8 @@ def audit(
         experts: Those that the coreset was made with. The first one stands for training on all data. Shadows of a
             method that draws from experts get as many of their own, trained in the same way.
         network: Another network than the one that the coreset was made with.
+        make: The way from data to such a coreset, by which shadows are made; that of the coreset's own record unless
+            given.
         protocol: How the posterior is sampled: cold or point.
         preset: Where settings of the sampler, and of the training on all data without ``experts``, come from.
         folder: Where each shadow's answers are kept, so that a process that was killed goes on.
@@ -90,7 +93,7 @@ def audit(
     used = _network_for(coreset, network, data)
     if experts is not None:
         require_experts_for(experts, data, used)
-    recipe = None if shadows is None else _recipe_for(shadows, coreset, data, experts)
+    way = None if shadows is None else _way_of_shadows(shadows, coreset, data, experts, make)
     device = resolve_device(device)
     backend = backend or choose_backend(device)
     with (
@@ -119,7 +122,7 @@ def audit(
         starts = {name: _recovery(each, data, experts, device) for name, each in both.items()}
         shown.advance(note="membership")
         predictions = subject.predictions(samples, control, trained)
-        made = None if recipe is None else _shadows(subject, recipe, questions, seed, folder, shadows or 0, shown)
+        made = None if way is None else _shadows(subject, way, questions, seed, folder, shadows or 0, shown)
         rows = {name: _attacked(name, each, questions, made) for name, each in predictions.items()}
     about = {
         "dataset": data.name,
@@ -165,9 +168,17 @@ def _training(coreset: Coreset, experts: Experts | None, preset: str | os.PathLi
     return Training(build_settings(ExpertSettings, own.experts, "The training of experts"), own.expert_count)
 
 
-def _recipe_for(shadows: int, coreset: Coreset, data: Dataset, experts: Experts | None) -> Recipe:
+def _way_of_shadows(
+    shadows: int,
+    coreset: Coreset,
+    data: Dataset,
+    experts: Experts | None,
+    make: Callable[[Dataset], Coreset] | None,
+) -> Way:
     """How shadows are made, once it is sure that they can be."""
     require_shadows(shadows, data)
+    if make is not None:
+        return OwnWay(make)
     recipe = Recipe.of(coreset)
     if recipe.needs_experts and experts is None:
         raise InputError(
@@ -217,7 +228,7 @@ def _neighbours(
 
 def _shadows(
     subject: Subject,
-    recipe: Recipe,
+    way: Way,
     questions: Questions,
     seed: int,
     folder: str | os.PathLike[str] | None,
@@ -228,10 +239,10 @@ def _shadows(
     control, settings = control_settings(subject.coreset), subject.samples.settings.as_json()
     pool = questions.pool
     identity = fingerprint(
-        *(pool.train.fingerprint, pool.transform.tensors(), questions.chosen, recipe, subject.network.fingerprint),
+        *(pool.train.fingerprint, pool.transform.tensors(), questions.chosen, way, subject.network.fingerprint),
         *(subject.samples.protocol, settings, subject.training, control),
     )
-    make = partial(subject.shadow, recipe, questions)
+    make = partial(subject.shadow, way, questions)
     shadows = Shadows(pool, make, seed, identity, None if folder is None else Path(folder))
     found = []
     for number in range(count):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,6 +21,46 @@ from pseudocoresets.methods import build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS, selection_of_start
 from pseudocoresets.models.networks import Network
 from pseudocoresets.sources.experts import Experts
+
+
+class Way(Protocol):
+    """From data to a coreset of them."""
+
+    @property
+    def needs_experts(self) -> bool:
+        """Whether it draws from networks that were trained on the data."""
+        ...
+
+    def make(
+        self,
+        data: Dataset,
+        experts: Experts | None,
+        network: Network,
+        device: torch.device,
+        backend: Backend,
+        checkpoints: Path | None = None,
+    ) -> Coreset:
+        """The coreset of ``data``; a process that was killed goes on from ``checkpoints``, a folder."""
+        ...
+
+
+@dataclass(frozen=True)
+class OwnWay:
+    """A function of the user's."""
+
+    function: Callable[[Dataset], Coreset]
+    needs_experts: bool = False
+
+    def make(
+        self,
+        data: Dataset,
+        experts: Experts | None,
+        network: Network,
+        device: torch.device,
+        backend: Backend,
+        checkpoints: Path | None = None,
+    ) -> Coreset:
+        return self.function(data)
 
 
 @dataclass(frozen=True)
@@ -70,7 +110,6 @@ class Recipe:
         backend: Backend,
         checkpoints: Path | None = None,
     ) -> Coreset:
-        """The same with other data; a process that was killed goes on from ``checkpoints``, a folder."""
         made: Coreset | None = None
         for number, step in enumerate(self.steps):
             if step.is_selection:

@@ -14,7 +14,7 @@ from pseudocoresets.evaluation.report import control_coreset, control_settings
 from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.models.networks import Network
 from pseudocoresets.privacy.questions import Answers, Questions
-from pseudocoresets.privacy.recipe import Recipe
+from pseudocoresets.privacy.recipe import Way
 from pseudocoresets.privacy.report import ALL_DATA, CORESET, RANDOM
 from pseudocoresets.sources.experts import Experts, ExpertSettings
 from pseudocoresets.sources.experts.train import train
@@ -56,10 +56,10 @@ class Subject:
             ALL_DATA: replace(self.samples, parameters=trained, protocol="point", coreset=None, again=None),
         }
 
-    def shadow(self, recipe: Recipe, questions: Questions, data: Dataset, checkpoints: Path | None) -> Answers:
+    def shadow(self, way: Way, questions: Questions, data: Dataset, checkpoints: Path | None) -> Answers:
         """The answers of all three ways when they are given other data."""
         assert self.samples.again is not None
-        experts = self.experts(data, self.training.count if recipe.needs_experts else 1)
-        drawn = experts if recipe.needs_experts else None
-        made = recipe.make(data, drawn, self.network, self.device, self.backend, checkpoints)
+        experts = self.experts(data, self.training.count if way.needs_experts else 1)
+        drawn = experts if way.needs_experts else None
+        made = way.make(data, drawn, self.network, self.device, self.backend, checkpoints)
         return questions.answers(self.predictions(self.samples.again(made), self.control(data), experts))
