@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pseudocoresets as pc
-from provenance import provenance
 from pseudocoresets.privacy.origin import training_data
 from pseudocoresets.privacy.report import ATTACK_COLUMNS, POINT_COLUMNS, attack_rows, point_rows
 from pseudocoresets.sources.experts import Experts
 from pseudocoresets.workflows.cells import markdown_table
+from pseudocoresets.workflows.provenance import provenance
 
 RECORDED = Path(__file__).parent / "results" / "coresets"
 SHADOW_COUNTS = (6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
