@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pseudocoresets as pc
-from provenance import provenance
 from pseudocoresets.dp import Guarantee
 from pseudocoresets.methods.condensation.private_matching import PrivateMatching
 from pseudocoresets.privacy.origin import training_data
 from pseudocoresets.privacy.report import ATTACK_COLUMNS, POINT_COLUMNS, attack_rows, point_rows
 from pseudocoresets.sources.experts import Experts
 from pseudocoresets.workflows.cells import markdown_table
+from pseudocoresets.workflows.provenance import provenance
 
 RESULTS = Path(__file__).parent / "results"
 PARTS = ("recorded", "ordinary", "private")
