@@ -6,8 +6,9 @@ import math
 import os
 import resource
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -91,15 +92,22 @@ def require_memory(wanted: float, what: str, advice: str = "use a larger machine
         )
 
 
+OUT_OF_HOST_MEMORY = ("tried to allocate", "can't allocate memory", "not enough memory")
+"""How torch says it."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory of the host or the device ran out; torch says the first by a plain RuntimeError."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and "alloc" in str(error) and "memory" in str(error)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_HOST_MEMORY)
 
 
 class PeakMemory:
-    """The most memory used within a block: allocated on a GPU, resident in the process otherwise (its peak so far)."""
+    """The most memory used within a block: allocated on a GPU, resident in the process otherwise.
+
+    Where the system cannot forget an earlier peak, the latter is the process's peak so far.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -108,6 +116,9 @@ class PeakMemory:
     def __enter__(self) -> PeakMemory:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            with suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5")
         return self
 
     def __exit__(
@@ -116,7 +127,15 @@ class PeakMemory:
         if self._device.type == "cuda":
             self.bytes = torch.cuda.max_memory_allocated(self._device)
         else:
-            self.bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            self.bytes = _peak_resident()
+
+
+def _peak_resident() -> int:
+    try:
+        status = Path("/proc/self/status").read_text().split()
+        return int(status[status.index("VmHWM:") + 1]) * 1024
+    except (OSError, ValueError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def device_memory_error(doing: str, advice: str, error: BaseException) -> DeviceMemoryError:

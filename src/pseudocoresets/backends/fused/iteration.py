@@ -38,7 +38,7 @@ class RecordedRandomness(Randomness):
 
 @dataclass(frozen=True)
 class CapturedRandomness(Randomness):
-    """Gives the slots in their order, and no other decision of the host: a graph would repeat it for ever."""
+    """Gives the slots in their order, and no other decision of the host."""
 
     slots: Iterator[Slot]
 
@@ -46,32 +46,42 @@ class CapturedRandomness(Randomness):
         return next(self.slots).tensor
 
 
+class HostDecision(Exception):
+    """Something is decided on the host, which a graph would repeat for ever."""
+
+
 class NoDecisions(random.Random):
     """A stream that nobody may draw from."""
 
     def random(self) -> NoReturn:
-        raise RuntimeError("an iteration that decides something on the host cannot be captured")
+        raise HostDecision
 
     def getrandbits(self, k: int) -> NoReturn:
         self.random()
 
 
 class CapturedIteration(Generic[T]):
-    """``work`` of always the same kernels and tensors, but for what it draws; it gives the same tensors each time."""
+    """``work`` of always the same kernels and tensors, but for what it draws; it gives the same tensors each time.
+
+    Work that decides something on the host after all is not captured, but done again and again.
+    """
 
     def __init__(self, work: Callable[[Randomness], T]) -> None:
         self._work = work
         self._runs = 0
         self._slots: list[Slot] = []
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._capturable = True
         self._result: T
 
     def __call__(self, randomness: Randomness) -> T:
         self._runs += 1
         if self._runs <= WARM_UPS:
             return self._warm_up(randomness)
-        if self._graph is None:
+        if self._graph is None and self._capturable:
             self._graph = self._capture(randomness.device)
+        if self._graph is None:
+            return self._work(randomness)
         for slot in self._slots:
             slot.tensor.copy_(slot.draw(randomness.host))
         self._graph.replay()
@@ -84,10 +94,14 @@ class CapturedIteration(Generic[T]):
         with cudnn_benchmark():
             return self._work(randomness)
 
-    def _capture(self, generator: torch.Generator) -> torch.cuda.CUDAGraph:
+    def _capture(self, generator: torch.Generator) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(generator)
         torch.cuda.synchronize()
-        with cudnn_benchmark(), torch.cuda.graph(graph):
-            self._result = self._work(CapturedRandomness(NoDecisions(), generator, iter(self._slots)))
+        try:
+            with cudnn_benchmark(), torch.cuda.graph(graph):
+                self._result = self._work(CapturedRandomness(NoDecisions(), generator, iter(self._slots)))
+        except HostDecision:
+            self._capturable = False
+            return None
         return graph
