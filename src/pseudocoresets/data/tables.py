@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pseudocoresets.core.errors import FileFormatError, InputError
-from pseudocoresets.core.points import Rows, random_positions
+from pseudocoresets.core.points import FullData, Rows, random_positions
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.models.expectation import SmoothModel
@@ -65,12 +65,19 @@ class Table:
     """Which group each row belongs to, for random intercepts."""
 
 
+class AnyTable(FullData, Protocol):
+    """Rows in memory, or those that are read in parts."""
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+
 @dataclass(frozen=True)
 class PosteriorData:
     """A model with its full and its held-out data, and what is known about them."""
 
     model: SmoothModel
-    rows: Rows
+    rows: AnyTable
     held_out: tuple[Tensor, Tensor]
     name: str
     model_name: str
