@@ -20,6 +20,8 @@ Array: TypeAlias = NDArray[np.float64]
 
 AT_ONCE = 4_000_000
 """Log-likelihoods that are held in memory."""
+LARGEST_READ = 2**30
+"""Bytes of data that come in parts and may be put together."""
 LARGEST_COPIED = 2_000_000
 """Numbers in a design matrix of which a whitened copy is made."""
 
@@ -58,7 +60,7 @@ def _batch_log_likelihoods(model: Model, theta: Tensor, x: Tensor, y: Tensor) ->
 
 def all_points(data: FullData) -> Points:
     """The full data, read into memory, with weights of one; not those that are too many for it."""
-    if isinstance(data, LargeData):
+    if isinstance(data, LargeData) and 8 * len(data) * data.some.x.shape[1] > LARGEST_READ:
         raise InputError(
             f"This method needs all {len(data):,} rows in memory; use moments, cd or uniform, which read them in parts."
         )

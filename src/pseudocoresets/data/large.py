@@ -29,7 +29,15 @@ from pseudocoresets.core.fingerprint import DIGEST_BYTES, fingerprint
 from pseudocoresets.core.mapping import Mapper, in_this_process
 from pseudocoresets.core.points import BatchFunction, Rows
 from pseudocoresets.core.seeds import Randomness, derive_seed
-from pseudocoresets.data.tables import HELD_OUT_SHARE, LARGEST_WIDTH, STANDARDISED, PosteriorData, import_parquet
+from pseudocoresets.data.tables import (
+    EMBEDDED,
+    HELD_OUT_SHARE,
+    LARGEST_WIDTH,
+    STANDARDISED,
+    SYNTHETIC,
+    PosteriorData,
+    import_parquet,
+)
 from pseudocoresets.models.glm import LinearRegression
 from pseudocoresets.models.named import build_model
 
@@ -54,6 +62,8 @@ LARGE_MODELS = (*CLASSES, *COUNTS, "linear", "gaussian", "student-t")
 def is_large(source: str) -> bool:
     """Whether data are read in parts: a folder of Parquet files, or a file that would fill half of the memory."""
     path = Path(source)
+    if source in EMBEDDED or source == SYNTHETIC:
+        return False
     if path.is_dir():
         return True
     if path.suffix.lower() != ".parquet" or not path.is_file():
@@ -116,8 +126,10 @@ class LargeTable:
     def open(cls, source: Path, target: str, seed: int = 0) -> LargeTable:
         """A Parquet file, or all those of a folder."""
         paths = sorted(source.rglob("*.parquet")) if source.is_dir() else [source]
-        if not paths:
-            raise InputError(f"There is no .parquet file in '{source}'.")
+        if not paths or not paths[0].is_file():
+            raise InputError(
+                f"'{source}' is neither a Parquet file nor a folder of such files, which are read in parts."
+            )
         names: list[str] = list(_parquet_file(paths[0]).schema_arrow.names)
         if target not in names:
             listed = ", ".join(f"'{name}'" for name in names[:20])

@@ -37,6 +37,7 @@ EMBEDDED: Registry[tuple[str, str]] = Registry(
 )
 """scikit-learn's loader of each embedded set, and the model it suggests."""
 
+SYNTHETIC = "synthetic"
 MODEL_NAMES = tuple(MODELS)
 LARGEST_WIDTH = 2000
 """Features of a table up to which a posterior's covariance is worth having."""
@@ -105,7 +106,7 @@ def load_posterior_data(
     """
     if model != "auto" and model not in MODEL_NAMES:
         raise InputError(f"There is no model named '{model}'. Known: auto, {', '.join(MODEL_NAMES)}.")
-    if source == "synthetic":
+    if source == SYNTHETIC:
         model = "logistic" if model == "auto" else model
         table = synthetic_table(model, points, dimension, seed)
     elif source in EMBEDDED:

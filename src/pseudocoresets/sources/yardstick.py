@@ -119,7 +119,7 @@ class Yardstick:
 
     def _log_evidence(self, points: Points) -> Tensor:
         """log Z_u, by draws of the Gaussian nearest to pi_u."""
-        wide = widened(fit_gaussian(self.model, points))
+        wide = _widened(fit_gaussian(self.model, points))
         theta = normal_draws(wide, DRAWS, self.seed)
         log_joint = log_likelihoods(self.model, theta, points) + self.model.log_prior(theta)
         return torch.logsumexp(log_joint - wide.log_density(theta), 0) - math.log(len(theta))
@@ -127,7 +127,7 @@ class Yardstick:
     def _drawn(self, stream: int) -> WeightedDraws | None:
         if self.model.has_gaussian_posterior or not self.draws:
             return None
-        wide = widened(self.q)
+        wide = _widened(self.q)
         theta = normal_draws(wide, self.draws, 2 * self.seed + stream)
         with torch.no_grad():
             log_likelihood = full_log_likelihoods(self.model, theta, self.data)
@@ -155,8 +155,7 @@ def _near(log_weights: Tensor, gap: Tensor) -> Tensor:
     return log_weights.exp() @ gap + torch.logsumexp(log_weights - gap, 0)
 
 
-def widened(gaussian: Gaussian) -> Gaussian:
-    """The proposal for what ``gaussian`` is near to."""
+def _widened(gaussian: Gaussian) -> Gaussian:
     return Gaussian(gaussian.mean, WIDER * gaussian.covariance)
 
 
