@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -76,17 +77,23 @@ def run(command: list[str], cwd: Path) -> dict[str, Any]:
     if process.returncode:
         raise SystemExit(f"The command ended with status {process.returncode}.")
     found = json.loads((cwd / "output.json").read_text())
-    return {"seconds": time.perf_counter() - began, "peak_memory_gib": peak / 2**30, "study": found}
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    processor = {"processor_seconds": used.ru_utime + used.ru_stime, "load_at_the_end": os.getloadavg()[0]}
+    return {"seconds": time.perf_counter() - began, **processor, "peak_memory_gib": peak / 2**30, "study": found}
 
 
 def passes(store: Path, parts: int) -> dict[str, Any]:
     """Seconds of every kept term of a sum, which are those of whole passes."""
-    every = [read_tensors(path)[1].get("seconds") for path in sorted(store.glob("*.safetensors"))]
-    seconds = [each for each in every if each is not None]
+    every = [read_tensors(path) for path in sorted(store.glob("*.safetensors"))]
+    sums = {"expectation": 3, "log-likelihoods": 1}
+    costs = {
+        name: [about["processor_seconds"] for terms, about in every if "seconds" in about and len(terms) == count]
+        for name, count in sums.items()
+    }
     return {
         "parts": parts,
-        "sums_over_all_parts": len(seconds) / parts,
-        "processor_seconds_of_all_sums": sum(seconds),
+        "passes": {name: len(each) / parts for name, each in costs.items()},
+        "processor_seconds_of_a_pass": {name: parts * sum(each) / len(each) for name, each in costs.items()},
         "units_kept": len(every),
         "bytes_kept": sum(path.stat().st_size for path in store.glob("*.safetensors")),
     }
@@ -98,9 +105,7 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=20)
     parser.add_argument("--size", type=int, default=50)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument(
-        "--folder", type=Path, required=True, help="Where the data go; 'data' in it is deleted."
-    )
+    parser.add_argument("--folder", type=Path, required=True, help="Where the data go; 'data' in it is deleted.")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--keep", action="store_true", help="Leave the data there.")
     options = parser.parse_args()

@@ -534,13 +534,14 @@ def _part_sum(
     reader: PartReader, function: BatchFunction, store: Path | None, index: int
 ) -> tuple[tuple[Tensor, ...], float]:
     def compute() -> Kept:
-        began, total = time.perf_counter(), None
+        began, total = (time.perf_counter(), time.process_time()), None
         with torch.no_grad():
             for x, y in reader.batches(index):
                 more = function(x, y)
                 total = more if total is None else tuple(a + b for a, b in zip(total, more, strict=True))
         terms = {str(number): term for number, term in enumerate(total or ())}
-        return terms, {"seconds": time.perf_counter() - began}
+        processor = time.process_time() - began[1]
+        return terms, {"seconds": time.perf_counter() - began[0], "processor_seconds": processor}
 
     tensors, document = _kept(store, fingerprint("sum", reader.identity(index), function), compute)
     return tuple(tensors[str(number)] for number in range(len(tensors))), document["seconds"]
