@@ -121,6 +121,7 @@ class LargeTable:
     features: tuple[str, ...]
     target: str
     seed: int = 0
+    batch_rows: int = BATCH_ROWS
 
     @classmethod
     def open(cls, source: Path, target: str, seed: int = 0) -> LargeTable:
@@ -139,7 +140,7 @@ class LargeTable:
         parts = tuple(part for path in paths for part in _parts_of(path, set(names)))
         if sum(part.rows for part in parts) < 5:
             raise InputError(f"'{source}' has fewer than 5 rows, which are needed to hold some out.")
-        return cls(parts, tuple(name for name in names if name != target), target, seed)
+        return cls(parts, tuple(name for name in names if name != target), target, seed, BATCH_ROWS)
 
     @property
     def rows(self) -> int:
@@ -181,7 +182,7 @@ class LargeTable:
         part, begin = self.parts[index], 0
         names = [*self.features, self.target]
         file = _parquet_file(part.path)
-        for batch in file.iter_batches(BATCH_ROWS, row_groups=list(part.groups), columns=names, use_threads=False):
+        for batch in file.iter_batches(self.batch_rows, row_groups=list(part.groups), columns=names, use_threads=False):
             end = begin + batch.num_rows
             if only is None:
                 yield begin, batch
@@ -294,7 +295,8 @@ def _summary(table: LargeTable, store: Path | None, index: int) -> _Summary:
 
 def _summarised(table: LargeTable, index: int) -> Kept:
     """One pass: moments, kinds of targets, a hash of the content, and the rows that were drawn."""
-    digest, moments = hashlib.blake2b(digest_size=DIGEST_BYTES), _Moments(0, np.zeros(1), np.zeros(1))
+    digests = [hashlib.blake2b(digest_size=DIGEST_BYTES) for _ in (*table.features, table.target)]
+    moments = _Moments(0, np.zeros(1), np.zeros(1))
     kinds: set[Any] = set()
     text = whole = False
     positions = {"held_out": table.held_out(index), "some": table.some(index)}
@@ -304,7 +306,7 @@ def _summarised(table: LargeTable, index: int) -> Kept:
         text = y.dtype.kind == "U"
         if not text and not np.isfinite(y).all():
             raise InputError(f"The target '{table.target}' holds a value that is not finite; remove that row.")
-        for column in (*x.T, y):
+        for digest, column in zip(digests, (*x.T, y), strict=True):
             digest.update(np.ascontiguousarray(column).view(np.uint8).data)
         if len(kinds) <= MOST_CLASSES:
             kinds.update(np.unique(y).tolist())
@@ -323,7 +325,8 @@ def _summarised(table: LargeTable, index: int) -> Kept:
         codes = np.searchsorted(np.array(listed), y) if text else y
         tensors[f"{name}_x"] = torch.from_numpy(np.concatenate([each for each, _ in rows]))
         tensors[f"{name}_y"] = torch.from_numpy(codes.astype(np.float64))
-    about = {"content": digest.hexdigest(), "rows": moments.count, "kinds": listed, "text": text, "whole": whole}
+    content = fingerprint([digest.hexdigest() for digest in digests])
+    about = {"content": content, "rows": moments.count, "kinds": listed, "text": text, "whole": whole}
     return tensors, about
 
 

@@ -39,14 +39,17 @@ def workforce(devices: Sequence[str], address: str | None = None) -> Iterator[Ma
 
 
 @contextmanager
-def on_ray(address: str) -> Iterator[Mapper]:
-    """A Ray cluster by the address of its head, HOST:PORT; ``auto`` starts one on this machine that ends with it."""
+def on_ray(address: str, patience: float = PATIENCE) -> Iterator[Mapper]:
+    """A Ray cluster by the address of its head, HOST:PORT; ``auto`` starts one on this machine that ends with it.
+
+    A head that does not answer for ``patience`` seconds is lost.
+    """
     ray = _import_ray()
     known = ray.is_initialized()
     if not known:
         _connect(ray, address)
     try:
-        with spread(RayCrew(ray, ray.get_runtime_context().gcs_address)) as mapper:
+        with spread(RayCrew(ray, ray.get_runtime_context().gcs_address, patience)) as mapper:
             yield mapper
     finally:
         if not known:
@@ -78,8 +81,11 @@ def _connect(ray: Any, address: str) -> None:
     try:
         ray.init(address=f"{host}:{port}", **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InputError(f"The Ray cluster at '{address}' cannot be used ({first}).") from None
+        raise InputError(f"The Ray cluster at '{address}' cannot be used ({_first_line(error)}).") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _reachable(host: str, port: int) -> bool:
@@ -94,7 +100,7 @@ class RayCrew:
 
     ray: Any
     head: str
-    patience: float = PATIENCE
+    patience: float
     _seen: float = field(default_factory=time.monotonic)
     _resources: dict[str, float] = field(default_factory=dict)
     _asked: float = -1e9
@@ -150,10 +156,11 @@ class RayWorker:
 
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray, self._actor = ray, actor
+        self._learned: Any = None
         self.running: Any = None
 
     def learn(self, function: Callable[[Any], Any]) -> None:
-        self._actor.learn.remote(function)
+        self._learned = self._actor.learn.remote(function)
 
     def give(self, item: Any) -> None:
         self.running = self._actor.run.remote(item)
@@ -162,8 +169,13 @@ class RayWorker:
         from ray import exceptions
 
         try:
-            return self._ray.get(self.running)
+            return self._ray.get([self._learned, self.running])[1]
         except exceptions.RayTaskError as error:
+            if isinstance(error.cause, exceptions.RaySystemError):
+                raise InputError(
+                    f"A machine of the Ray cluster cannot take this on ({_first_line(error.cause)}); install the same "
+                    "version of pseudocoresets[ray] on all of them."
+                ) from None
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except exceptions.OutOfMemoryError:
             raise WorkerLostError(
