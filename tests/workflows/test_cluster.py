@@ -32,6 +32,7 @@ def cluster() -> Iterator[Any]:
     small = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        patch.setenv("RAY_worker_niceness", "0")
         found = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
         found.add_node(**small)
     yield found
