@@ -14,7 +14,8 @@ Every coreset is scored by importance sampling with draws that no construction h
 in closed form for linear models). `verdict` holds, per problem and size, the medians over seeds, whether the best of
 ours is no worse than the best of the peer's, and the largest ratio of a checked method to the best of ours that need
 no cleverness (uniform, Frank-Wolfe, GIGA), of which 1.1 is allowed. Divergences below a thousandth of a nat count as
-equal. What the peer cannot do is infinite. Problems that the file already holds are not measured again.
+equal. What the peer cannot do is infinite. The file is written after every cell, and a cell that it already holds is
+not measured again; each says which of the `runs` it comes from.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -40,18 +41,19 @@ from posterior_peer import build_with_peer
 from provenance import provenance
 from pseudocoresets._io.files import write_json
 from pseudocoresets.construction import construct
-from pseudocoresets.construction.safeguard import CHECKED
+from pseudocoresets.construction.safeguard import CHECKED, OWN
 from pseudocoresets.core.gaussian import Gaussian, kl_divergence
 from pseudocoresets.core.points import Points, Rows
+from pseudocoresets.core.progress import Silent
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.models.glm import LinearRegression, LogisticRegression, PoissonRegression
 from pseudocoresets.sources.gaussian_fit import GaussianFit, find_mode, fit_gaussian
 from pseudocoresets.sources.yardstick import Yardstick
 from pseudocoresets.workflows.parallel import processes
 
-SIZES = (5, 20, 60)
+SIZES = (5, 20, 100)
 SIMPLE = ("uniform", "frank-wolfe", "giga")
-OURS = (*SIMPLE, "moments", "gaussian-psvi", "cd", "quasi-newton")
+OURS = (*SIMPLE, "moments", "gaussian-psvi", "cd", "psvi", "rkl", "sparse-vi")
 PEER = ("uniform", "frank-wolfe", "giga")
 UNSEEN = 20_261
 """The seed of the draws that score."""
@@ -248,88 +250,142 @@ class ModelSide:
 # --- the run --------------------------------------------------------------------------------------
 
 
-def measured(case: Case, options: argparse.Namespace) -> dict[str, Any]:
-    """All cells of one problem, and the verdict."""
+class Task(NamedTuple):
+    """One construction of ours, or a run of the peer's, which gives all sizes at once."""
+
+    problem: str
+    side: str
+    method: str
+    sizes: tuple[int, ...]
+    seed: int
+
+
+class Known(NamedTuple):
+    """A problem, its nearest Gaussian, and what scores."""
+
+    case: Case
+    fit: GaussianFit
+    score: Yardstick
+
+
+def all_cases(root: Path | None) -> Iterator[Case]:
+    """Those that were drawn, then those of posteriordb that are there."""
+    yield from (drawn(*each, seed=index) for index, each in enumerate(DRAWN))
+    for each in PUBLISHED:
+        found = None if root is None else published(root, *each)
+        if found is not None:
+            yield found
+
+
+@lru_cache(maxsize=4)
+def known(name: str, root: Path | None) -> Known:
+    case = next(case for case in all_cases(root) if case.name == name)
+    fit = GaussianFit(case.model, case.rows)
+    return Known(case, fit, Yardstick(case.model, case.rows, fit.gaussian, UNSEEN))
+
+
+def cells_of(task: Task, root: Path | None, peer: Path | None) -> dict[int, dict[str, Any]]:
+    """size -> what was measured."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    sizes = [size for size in options.sizes if size < len(case.rows)]
-    fit = GaussianFit(case.model, case.rows)
-    score = Yardstick(case.model, case.rows, fit.gaussian, UNSEEN)
-    cells: dict[str, dict[str, Any]] = {"ours": {}, "peer": {}}
-    for seed in range(options.seeds):
-        for method in options.methods:
-            for size in sizes:
-                _add(cells["ours"], method, size, _ours(case, fit, score, method, size, seed))
-        for method in options.peer_methods if options.peer is not None else ():
-            for size, cell in _peer(case, score, method, tuple(sizes), seed, options.peer):
-                _add(cells["peer"], method, size, cell)
-    known = {"n": len(case.rows), "parameters": case.model.size, "model": type(case.model).__name__}
-    if case.reference is not None:
-        known["kl_reference_draws_to_exact"] = float(kl_divergence(case.reference, fit.gaussian))
-    return known | {"cells": cells, "verdict": {str(size): verdict(cells, size) for size in sizes}}
+    about = known(task.problem, root)
+    if task.side == "ours":
+        (size,) = task.sizes
+        return {size: _ours(about, task.method, size, task.seed)}
+    assert peer is not None
+    return dict(_peer(about, task, peer))
 
 
-def _ours(case: Case, fit: GaussianFit, score: Yardstick, method: str, size: int, seed: int) -> dict[str, Any]:
+def _ours(about: Known, method: str, size: int, seed: int) -> dict[str, Any]:
+    case, fit, score = about
     began = time.process_time()
-    coreset = construct(case.rows, fit, method, model=case.model, size=size, seed=seed)
+    coreset = construct(case.rows, fit, method, model=case.model, size=size, seed=seed, progress=Silent())
     seconds = time.process_time() - began
     cell = {"kl": score.divergence(coreset.points), "processor_seconds": seconds}
-    returned = coreset.configuration.get(CHECKED, {}).get("returned")
-    if returned is not None:
-        cell["returned"] = returned
+    checked = coreset.configuration.get(CHECKED)
+    if checked is not None:
+        cell |= {"returned": checked["returned"], "own": checked["kl"].get(OWN)}
     if case.reference is not None:
         cell["kl_reference_draws"] = float(kl_divergence(case.reference, fit_gaussian(case.model, coreset.points)))
     return cell
 
 
-def _peer(
-    case: Case, score: Yardstick, method: str, sizes: tuple[int, ...], seed: int, folder: Path
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    sys.path.insert(0, str(folder))
+def _peer(about: Known, task: Task, folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
     import bayesiancoresets as bc
 
     bc.util.set_verbosity("error")
     try:
-        built = build_with_peer(bc, ModelSide(case), method, sizes, seed, None)
+        built = build_with_peer(bc, ModelSide(about.case), task.method, task.sizes, task.seed, None)
     except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
-        yield from ((size, {"kl": math.inf, "failure": str(error)}) for size in sizes)
+        yield from ((size, {"kl": math.inf, "failure": str(error)}) for size in task.sizes)
         return
     for size, points, seconds in built:
-        yield size, {"kl": score.divergence(points) if len(points) else math.inf, **seconds}
+        yield size, {"kl": about.score.divergence(points) if len(points) else math.inf, **seconds}
 
 
-def _add(cells: dict[str, Any], method: str, size: int, cell: dict[str, Any]) -> None:
-    cells.setdefault(method, {}).setdefault(str(size), []).append(cell)
-
-
-def verdict(cells: dict[str, Any], size: int) -> dict[str, Any]:
+def verdict(cells: dict[str, Any], size: str) -> dict[str, Any] | None:
     """Medians over seeds, who is best, and how much worse than the simple ones a checked method is at most."""
     medians = {
-        side: {method: statistics.median(cell["kl"] for cell in found[str(size)]) for method, found in methods.items()}
+        side: {method: _median(found[size]) for method, found in methods.items() if size in found}
         for side, methods in cells.items()
     }
-    ours, peer = medians["ours"], medians["peer"]
-    simple = min(ours[name] for name in SIMPLE if name in ours)
+    ours, peer = medians.get("ours", {}), medians.get("peer", {})
     checked = {name: value for name, value in ours.items() if name not in SIMPLE}
+    if not checked or len(checked) == len(ours):
+        return None
+    simple = min(ours[name] for name in SIMPLE if name in ours)
     worst = max(checked, key=lambda name: checked[name])
     result = {"medians": medians, "best": min(ours, key=lambda name: ours[name]), "worst_checked": worst}
     result["worst_ratio"] = (checked[worst] + EQUAL) / (simple + EQUAL)
+    result["seeds"] = min(len(found[size]) for found in cells["ours"].values() if size in found)
     if peer:
-        result["ours_best"] = min(ours.values()) <= min(peer.values()) + EQUAL
+        result["ours_best"] = min(checked.values()) <= min(peer.values()) + EQUAL
     return result
 
 
+def _median(cells: dict[str, Any]) -> float:
+    """Of divergences, of which those that are not finite are null in a file."""
+    return statistics.median(math.inf if cell["kl"] is None else cell["kl"] for cell in cells.values())
+
+
+def judge(problem: dict[str, Any]) -> None:
+    """Bring the verdict of a problem up to date."""
+    sizes = sorted(
+        {size for methods in problem["cells"].values() for found in methods.values() for size in found}, key=int
+    )
+    found = {size: verdict(problem["cells"], size) for size in sizes}
+    problem["verdict"] = {size: each for size, each in found.items() if each is not None}
+
+
 def summary(problems: dict[str, Any]) -> dict[str, Any]:
-    verdicts = [each for problem in problems.values() for each in problem["verdict"].values()]
+    verdicts = [each for problem in problems.values() for each in problem.get("verdict", {}).values()]
     beside = [each["ours_best"] for each in verdicts if "ours_best" in each]
     return {
         "problems": len(problems),
         "cells": len(verdicts),
+        "fewest_seeds": min((each["seeds"] for each in verdicts), default=0),
         "ours_best": sum(beside),
         "beside_peer": len(beside),
         "within_1.1_of_simple": sum(each["worst_ratio"] <= 1.1 for each in verdicts),
-        "largest_ratio": max(each["worst_ratio"] for each in verdicts),
+        "largest_ratio": max((each["worst_ratio"] for each in verdicts), default=None),
     }
+
+
+def tasks(cases: list[Case], options: argparse.Namespace) -> Iterator[Task]:
+    """Seed by seed, so that a run that is stopped has all problems with fewer seeds."""
+    for seed in range(options.seeds):
+        for case in cases:
+            sizes = tuple(size for size in options.sizes if size < len(case.rows))
+            yield from (Task(case.name, "ours", each, (size,), seed) for size in sizes for each in options.methods)
+            if options.peer is not None:
+                yield from (Task(case.name, "peer", each, sizes, seed) for each in options.peer_methods)
+
+
+def is_there(task: Task, problems: dict[str, Any]) -> bool:
+    found = problems.get(task.problem, {}).get("cells", {}).get(task.side, {}).get(task.method, {})
+    return all(str(task.seed) in found.get(str(size), {}) for size in task.sizes)
 
 
 def main() -> None:
@@ -344,24 +400,32 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
-    cases, missing = [drawn(*each, seed=index) for index, each in enumerate(DRAWN)], []
-    for each in PUBLISHED:
-        found = None if options.posteriordb is None else published(options.posteriordb, *each)
-        cases += [found] if found is not None else []
-        missing += [each[0]] if found is None else []
+    cases = list(all_cases(options.posteriordb))
+    missing = sorted({name for name, *_ in PUBLISHED} - {case.name for case in cases})
     if missing:
         print("missing (give --posteriordb):", ", ".join(missing))
-    record = json.loads(options.out.read_text()) if options.out.is_file() else {"problems": {}}
-    record.setdefault("runs", []).append(provenance() | {"command": " ".join(sys.argv[1:])})
     wanted = [case for case in cases if options.problems is None or case.name in options.problems]
-    waiting = [case for case in wanted if case.name not in record["problems"]]
+    record = json.loads(options.out.read_text()) if options.out.is_file() else {"problems": {}, "runs": []}
+    problems, runs = record["problems"], record["runs"]
+    runs.append(provenance() | {"command": " ".join(sys.argv[1:])})
+    for case in wanted:
+        about = {"n": len(case.rows), "parameters": case.model.size, "model": type(case.model).__name__}
+        if case.reference is not None:
+            exact = fit_gaussian(case.model, case.rows)
+            about["kl_reference_draws_to_exact"] = float(kl_divergence(case.reference, exact))
+        problems.setdefault(case.name, about | {"cells": {}})
+    waiting = [task for task in tasks(wanted, options) if not is_there(task, problems)]
     with processes(options.jobs) as mapper:
-        for case, result in zip(waiting, mapper(partial(measured, options=options), waiting), strict=True):
-            record["problems"][case.name] = result
-            record |= {"missing": missing, "summary": summary(record["problems"])}
+        measure = partial(cells_of, root=options.posteriordb, peer=options.peer)
+        for task, found in zip(waiting, mapper(measure, waiting), strict=True):
+            problem = problems[task.problem]
+            by_size = problem["cells"].setdefault(task.side, {}).setdefault(task.method, {})
+            for size, cell in found.items():
+                by_size.setdefault(str(size), {})[str(task.seed)] = cell | {"run": len(runs) - 1}
+                print(*task[:3], size, task.seed, cell["kl"], cell.get("returned", ""), flush=True)
+            judge(problem)
+            record |= {"missing": missing, "summary": summary(problems)}
             write_json(options.out, record)
-            worst = max(each["worst_ratio"] for each in result["verdict"].values())
-            print(f"{case.name}: worst ratio to the simple ones {worst:.2f}", flush=True)
     print(record["summary"])
 
 

@@ -24,6 +24,7 @@ BLOCK = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IN_LINE = re.compile(r"\$`([^`]+)`\$")
 OBJECTIVES = {
     "cd": r"\mathrm{KL}(q\,\|\,\pi_{\tilde x}) - \mathrm{KL}(\Pi^k q\,\|\,\pi_{\tilde x})",
+    "pcd": r"\mathrm{KL}(\pi\,\|\,\pi_{\tilde x})",
     "fkl": r"\mathrm{KL}(\pi\,\|\,\pi_{\tilde x})",
     "fkl-hmc": r"\mathrm{KL}(\pi\,\|\,\pi_{\tilde x})",
     "fkl-kfl": r"\mathrm{KL}(\pi\,\|\,\pi_{\tilde x})",

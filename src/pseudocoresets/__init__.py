@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pseudocoresets import data as data
+    from pseudocoresets import dp as dp
     from pseudocoresets import gradients as gradients
     from pseudocoresets import kernels as kernels
     from pseudocoresets import methods as methods
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
     from pseudocoresets.coreset import Coreset as Coreset
     from pseudocoresets.data import Dataset as Dataset
     from pseudocoresets.data import load_dataset as load_dataset
+    from pseudocoresets.evaluation import Agreement as Agreement
     from pseudocoresets.evaluation import EvaluationReport as EvaluationReport
+    from pseudocoresets.evaluation import Predictions as Predictions
+    from pseudocoresets.evaluation import agreement as agreement
     from pseudocoresets.evaluation import distance as distance
     from pseudocoresets.evaluation import evaluate as evaluate
     from pseudocoresets.inference import PosteriorSamples as PosteriorSamples
@@ -49,6 +53,8 @@ if TYPE_CHECKING:
     from pseudocoresets.models.networks import build_network as build_network
     from pseudocoresets.presets import Preset as Preset
     from pseudocoresets.presets import preset as preset
+    from pseudocoresets.privacy import AuditReport as AuditReport
+    from pseudocoresets.privacy import audit as audit
     from pseudocoresets.sources.experts import Experts as Experts
     from pseudocoresets.sources.experts import load_experts as load_experts
     from pseudocoresets.sources.experts import train_experts as train_experts
@@ -67,7 +73,7 @@ _HOMES = {
     "pseudocoresets.core.points": ("Rows",),
     "pseudocoresets.coreset": ("Coreset",),
     "pseudocoresets.data": ("Dataset", "load_dataset"),
-    "pseudocoresets.evaluation": ("EvaluationReport", "distance", "evaluate"),
+    "pseudocoresets.evaluation": ("Agreement", "EvaluationReport", "Predictions", "agreement", "distance", "evaluate"),
     "pseudocoresets.inference": ("PosteriorSamples", "SamplingSettings", "sample_posterior"),
     "pseudocoresets.models": (
         "FunctionModel",
@@ -79,13 +85,14 @@ _HOMES = {
     ),
     "pseudocoresets.models.networks": ("build_network",),
     "pseudocoresets.presets": ("Preset", "preset"),
+    "pseudocoresets.privacy": ("AuditReport", "audit"),
     "pseudocoresets.sources.experts": ("Experts", "load_experts", "train_experts"),
     "pseudocoresets.sources.reference": ("reference_posterior",),
 }
 """The public names by the module that defines each; a name is imported when it is first used."""
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_NAMESPACES = ("data", "gradients", "kernels", "methods", "models")
+_NAMESPACES = ("data", "dp", "gradients", "kernels", "methods", "models")
 
 __all__ = sorted((*_HOME_OF, *_NAMESPACES))
 

@@ -38,14 +38,16 @@ from pseudocoresets._io.schema import (
     Text,
 )
 from pseudocoresets.core.errors import FileFormatError, InputError
+from pseudocoresets.core.formation import spread_out, tiled
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.settings import Range
 from pseudocoresets.data.catalogue import DatasetEntry
-from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.data.dataset import Dataset, Split
 from pseudocoresets.data.download import fetch_by_hash
 from pseudocoresets.data.restoring import MissingWhitening, with_origin, without_matrices
 from pseudocoresets.data.transforms import InputTransform, WhiteningOrigin
 from pseudocoresets.data.zca_cache import cache_folder
+from pseudocoresets.dp.guarantee import GUARANTEE_KIND, Guarantee
 from pseudocoresets.models.networks import NETWORK_KIND, NetworkSpec, spec_from_json
 
 FORMAT = "pseudocoreset"
@@ -54,6 +56,8 @@ COMPACT_VERSION = 2
 """Of files without whitening matrices, or with images in float16: what reads version 1 only must refuse them."""
 ROWS_VERSION = 3
 """Of files whose points are rows of a table."""
+FORMATION_VERSION = 4
+"""Of files whose images are mosaics of several, with or without whitening matrices."""
 CORESET_FILE = "coreset.safetensors"
 """Its name in a folder."""
 IMAGES_SHOWN = 100
@@ -68,7 +72,7 @@ FLATTENED = "channels*height*width"
 DOCUMENT = Object(
     {
         "format": Constant((FORMAT,)),
-        "version": Constant((FORMAT_VERSION, COMPACT_VERSION, ROWS_VERSION)),
+        "version": Constant((FORMAT_VERSION, COMPACT_VERSION, ROWS_VERSION, FORMATION_VERSION)),
         "dataset": NAME,
         "data_size": SIZE,
         "method": NAME,
@@ -89,7 +93,9 @@ DOCUMENT = Object(
                 }
             )
         ),
+        "formation": Number(Range(1, 16), whole=True),
         "libraries": ANY_OBJECT,
+        "guarantee": GUARANTEE_KIND,
     },
 )
 IMAGE_ARRAYS = {
@@ -115,7 +121,12 @@ ROW_ARRAYS = {
     "weights": Array(["(m,) float32 or float64"], within=WEIGHTS),
     "indices": Array(["(m,) int64"], optional=True),
 }
-ARRAYS = {FORMAT_VERSION: IMAGE_ARRAYS, COMPACT_VERSION: COMPACT_ARRAYS, ROWS_VERSION: ROW_ARRAYS}
+ARRAYS = {
+    FORMAT_VERSION: IMAGE_ARRAYS,
+    COMPACT_VERSION: COMPACT_ARRAYS,
+    ROWS_VERSION: ROW_ARRAYS,
+    FORMATION_VERSION: COMPACT_ARRAYS,
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -145,6 +156,10 @@ class Coreset:
     """Whether a mirrored image keeps its label, which augmentation needs to know."""
     indices: Tensor | None = None
     """Positions in the full data, of rows that are real points."""
+    formation: int = 1
+    """Tiles along each side of an image of ``x`` that are points of their own, enlarged when they are used."""
+    guarantee: Guarantee | None = None
+    """Of differential privacy for each example of the full data, where it was made with one."""
 
     def __len__(self) -> int:
         return len(self.x)
@@ -177,6 +192,12 @@ class Coreset:
 
     @property
     def points(self) -> Points:
+        """The weighted points, as a model sees them."""
+        return spread_out(self.stored, self.formation)
+
+    @property
+    def stored(self) -> Points:
+        """The same as they are stored, where several images may be one."""
         return Points(self.x, self.y, self.weights, indices=self.indices)
 
     @property
@@ -208,7 +229,7 @@ class Coreset:
     @property
     def hard_labels(self) -> Tensor:
         """The class of each point; of class probabilities, the most probable one."""
-        return self.y.argmax(-1) if self.y.is_floating_point() else self.y
+        return _classes_of(self.y)
 
     @property
     def labels_learned(self) -> bool:
@@ -217,11 +238,26 @@ class Coreset:
 
     def dataset(self) -> TensorDataset:
         """Points and targets for an ordinary PyTorch loop, in the model's input space."""
-        return TensorDataset(self.x, self.y)
+        return TensorDataset(self.points.x, self.points.y)
+
+    def as_data(self, test: Split | None = None) -> Dataset:
+        """Its images as a data set with the same guarantee, from which anything may be learned by any method."""
+        points, transform = self.points, self.require_images()
+        pixels, labels = transform.to_pixels(points.x), _classes_of(points.y)
+        return Dataset(
+            self.source,
+            Split(pixels, labels),
+            Split(pixels[:0], labels[:0]) if test is None else test,
+            self.classes,
+            replace(transform, span=torch.tensor([0.0, 1.0])),
+            self.flippable,
+            guarantee=self.guarantee,
+        )
 
     def to_pixels(self) -> Tensor:
-        """The images as pixels; 0 to 1 is black to white, and synthetic images may go beyond."""
-        return self.require_images().to_pixels(self.x)
+        """The stored images as pixels; 0 to 1 is black to white, and synthetic images may go beyond."""
+        pixels = self.require_images().to_pixels(self.points.x)
+        return pixels if self.formation == 1 else tiled(pixels, self.formation)
 
     def show(self, path: str | os.PathLike[str]) -> None:
         """Write a picture: one row per class, its name at the side, in true pixel space."""
@@ -297,9 +333,8 @@ class Coreset:
         images = half_if_exact(self.x) if compact else self.x.float()
         tensors = {"images": images, "labels": self.y, "weights": self.weights.float()}
         tensors |= {TRANSFORM_PREFIX + name: tensor for name, tensor in transform.tensors().items()}
-        write_tensors(
-            path, tensors, self._document(FORMAT_VERSION if self.is_whole and not compact else COMPACT_VERSION)
-        )
+        version = FORMAT_VERSION if self.is_whole and not compact else COMPACT_VERSION
+        write_tensors(path, tensors, self._document(version if self.formation == 1 else FORMATION_VERSION))
 
     @classmethod
     def load(
@@ -346,6 +381,8 @@ class Coreset:
             network=None if network is None else spec_from_json(network),
             configuration=document["configuration"],
             flippable=document["flippable"],
+            formation=document.get("formation", 1),
+            guarantee=Guarantee.from_json(document["guarantee"]) if "guarantee" in document else None,
         )
 
     def _document(self, version: int) -> dict[str, Any]:
@@ -363,7 +400,9 @@ class Coreset:
             "transform": None if self.transform is None else self.transform.kind,
             "whitening": None if origin is None else origin.as_json(),
             "network": None if self.network is None else self.network.as_json(),
+            **({} if self.formation == 1 else {"formation": self.formation}),
             "libraries": library_versions(),
+            **({} if self.guarantee is None else {"guarantee": self.guarantee.as_json()}),
         }
 
 
@@ -402,6 +441,10 @@ def require_same_shape(coreset: Coreset, data: Dataset | DatasetEntry) -> None:
         )
 
 
+def _classes_of(y: Tensor) -> Tensor:
+    return y.argmax(-1) if y.is_floating_point() else y
+
+
 def _target(y: Tensor) -> str:
     return ", ".join(f"{value:.4g}" for value in y.flatten().tolist())
 
@@ -435,10 +478,10 @@ def library_versions() -> dict[str, str]:
 def _check_format(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
     if document.get("format") != FORMAT:
         raise FileFormatError(f"'{path}' is not a coreset file; make one with 'bpc construct'.")
-    if document.get("version") not in (FORMAT_VERSION, COMPACT_VERSION, ROWS_VERSION):
+    if document.get("version") not in tuple(ARRAYS):
         raise FileFormatError(
-            f"'{path}' has format version {document.get('version')}, but this library reads versions {FORMAT_VERSION} "
-            f"to {ROWS_VERSION}; use the release that wrote it."
+            f"'{path}' has format version {document.get('version')}, but this library reads versions {min(ARRAYS)} "
+            f"to {max(ARRAYS)}; use the release that wrote it."
         )
 
 
@@ -469,6 +512,11 @@ def _check_points(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
         _check_within(tensors["indices"], document["data_size"], "positions", "data points")
     if document["version"] == ROWS_VERSION:
         return
+    formation = document.get("formation", 1)
+    if (document["version"] == FORMATION_VERSION) != (formation > 1):
+        raise Mismatch(f"format version {document['version']} does not go with formation {formation}")
+    if any(side % formation for side in tensors["images"].shape[-2:]):
+        raise Mismatch(f"its images cannot be cut into {formation} x {formation} tiles")
     labels, classes = tensors["labels"], len(document["classes"])
     if not labels.is_floating_point():
         _check_within(labels, classes, "labels", "classes")

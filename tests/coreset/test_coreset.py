@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import pseudocoresets as pc
 from pseudocoresets._io.files import read_tensors, write_tensors
 from pseudocoresets.core.errors import FileFormatError, InputError
-from pseudocoresets.coreset import FORMAT_VERSION, ROWS_VERSION
+from pseudocoresets.coreset import ARRAYS, FORMAT_VERSION
 from pseudocoresets.data import Dataset, InputTransform, fit_zca
 from pseudocoresets.evaluation import Summary
 
@@ -191,7 +191,7 @@ def test_other_safetensors_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [
-        ({"version": ROWS_VERSION + 1}, f"format version {ROWS_VERSION + 1}"),
+        ({"version": max(ARRAYS) + 1}, f"format version {max(ARRAYS) + 1}"),
         ({"format": "something else"}, "not a coreset file"),
         ({"classes": ...}, "lacks 'classes'"),
         ({"classes": 3}, "'classes' is 3 where list of"),

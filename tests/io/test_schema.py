@@ -18,6 +18,7 @@ from pseudocoresets.construction import checkpoint
 from pseudocoresets.core.errors import FileFormatError
 from pseudocoresets.core.settings import Range
 from pseudocoresets.data import tiny_imagenet, zca_cache
+from pseudocoresets.evaluation import function_space
 from pseudocoresets.sources import reference
 from pseudocoresets.sources.experts import store
 
@@ -27,6 +28,7 @@ SCHEMAS: dict[str, tuple[Object | None, Mapping[str, Array]]] = {
     "Tensors of a coreset of images": (None, coreset.IMAGE_ARRAYS),
     "Tensors of a compact coreset": (None, coreset.COMPACT_ARRAYS),
     "Tensors of a coreset of rows": (None, coreset.ROW_ARRAYS),
+    "Predictions": (function_space.DOCUMENT, function_space.ARRAYS),
     "`store.json` of experts": (store.DESCRIPTION, {}),
     "One expert": (store.EXPERT_DOCUMENT, store.EXPERT_ARRAYS),
     "Checkpoint": (checkpoint.DOCUMENT, {}),

@@ -29,6 +29,7 @@ from pseudocoresets.workflows.plan import make_plan
 
 SMALL: dict[str, dict[str, Any]] = {
     "cd": {"expert_epochs": 1, "steps": 2},
+    "pcd": {"chains": 1, "kernel": "hmc:leapfrog_steps=2", "step_size": 0.01},
     "fkl": {"steps": 2, "samples": 2},
     "rkl": {"steps": 2, "samples": 3, "batch_size": 16},
     "wasserstein": {"steps": 2},

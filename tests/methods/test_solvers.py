@@ -24,7 +24,7 @@ from pseudocoresets.methods import (
 from pseudocoresets.methods.laplace_wasserstein import differentiable_laplace
 from pseudocoresets.methods.lbfgs import points_of
 from pseudocoresets.methods.moment_matching import ForwardKLLoss
-from pseudocoresets.methods.nearby import coreset_near, gaussian_near
+from pseudocoresets.methods.nearby import coreset_near, forward_kl_near, gaussian_near
 from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC
 from pseudocoresets.methods.selection.hilbert import FrankWolfe, Giga
 from pseudocoresets.methods.selection.sparse_vi import SparseVI
@@ -288,3 +288,36 @@ def test_softmax_and_function_models_take_pseudo_points() -> None:
     own = FunctionModel(built_in.log_likelihood, built_in.log_prior, 4)
     problem = row_problem(own, full_data(logistic_problem()))
     assert divergence(problem, solve("moments", problem, 16)) < 0.5
+
+
+@pytest.mark.parametrize("size", [3, 12])
+def test_divergences_near_q_are_those_of_the_gaussians_with_few_points_and_with_many(size: int) -> None:
+    problem = logistic_problem(dimension=8, count=300)
+    model, q = smooth_model(problem), nearest_gaussian(problem)
+    form = informative_points(problem, size, 0, True)[0]
+    free = form.flattened(form.initial()).requires_grad_()
+    points = points_of(form, free)
+    values = forward_kl_near(model, q)(points), kl_divergence(q, coreset_near(model, points, q))
+    torch.testing.assert_close(*values)
+    slopes = [torch.autograd.grad(value, free, retain_graph=True)[0] for value in values]
+    torch.testing.assert_close(*slopes, rtol=1e-6, atol=1e-8 * float(slopes[1].abs().max()))
+
+
+def test_the_loss_of_few_points_is_found_in_their_span() -> None:
+    """Against the same points and one that weighs nothing for each missing direction, which is no reduction."""
+    problem = logistic_problem(dimension=8, count=300)
+    model, q = smooth_model(problem), nearest_gaussian(problem)
+    form = informative_points(problem, 3, 0, False)[0]
+    free = form.flattened(form.initial()).requires_grad_()
+    few = points_of(form, free)
+    padding = torch.eye(8, dtype=DOUBLE)
+    whole = Points(
+        torch.cat([few.x, padding]), torch.cat([few.y, padding[0]]), torch.cat([few.weights, torch.zeros(8).double()])
+    )
+    loss = ForwardKLLoss(model, q)
+    for _ in range(2):  # the second search starts from where the first ended
+        assert float(loss(few).detach()) == pytest.approx(float(ForwardKLLoss(model, q)(whole).detach()), rel=1e-7)
+    slopes = [
+        torch.autograd.grad(each, free, retain_graph=True)[0] for each in (loss(few), ForwardKLLoss(model, q)(whole))
+    ]
+    torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-5 * float(slopes[1].abs().max()))

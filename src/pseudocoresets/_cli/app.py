@@ -33,6 +33,7 @@ COMMANDS = {
     "reproduce": "Every table and figure of the paper, ours beside the paper's.",
     "show": "Write a picture of a coreset: one row per class, its name at the side, in true pixel space.",
     "compact": "Write a coreset file without whitening matrices and with its images in float16.",
+    "privacy": "What a coreset gives away of its data: neighbours, membership inference, start images.",
     "share": "Write a coreset with its card (what, how made, figures, licence, privacy) as one folder to publish.",
     "report": "Write the report of a run: one HTML file that needs nothing else.",
     "posterior": "Build coresets for a model whose posterior is known and measure their distance to it.",

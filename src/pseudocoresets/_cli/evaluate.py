@@ -43,6 +43,18 @@ def evaluate(
     severity: Annotated[
         int, typer.Option("--severity", min=1, max=5, help="Of the corruption, from 1 to 5.", rich_help_panel=o.DATA)
     ] = 3,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            "--reference",
+            help="File of predictions to compare with, such as those of the full data's posterior.",
+            rich_help_panel=o.DATA,
+        ),
+    ] = None,
+    predictions: Annotated[
+        Path | None,
+        typer.Option("--predictions", help="Also write the average prediction to this file.", rich_help_panel=o.OUTPUT),
+    ] = None,
     seed: o.Seed = 0,
     device: o.Device = "auto",
     json: o.AsJson = False,
@@ -61,6 +73,8 @@ def evaluate(
         out=out,
         corruption=corruption,
         severity=severity,
+        reference=reference,
+        predictions=predictions,
         protocol=protocol,
         sampler=sampler,
         preset=preset,

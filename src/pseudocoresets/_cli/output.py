@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from pseudocoresets._cli.process import say
 from pseudocoresets._io.documents import json_text
 from pseudocoresets.core.text import printable
+
+if TYPE_CHECKING:
+    from pseudocoresets.dp import Guarantee
 
 WIDTH_WITHOUT_TERMINAL = 10_000
 """Wider than any table: what is piped is not shortened."""
@@ -19,6 +22,16 @@ CAPTION_WIDTH = 100
 
 def print_json(document: Any) -> None:
     typer.echo(json_text(document, indent=2))
+
+
+def with_guarantee(guarantee: Guarantee | None) -> dict[str, Any]:
+    """What a document says of differential privacy, where there is some."""
+    return {} if guarantee is None else {"guarantee": guarantee.as_json() | {"sentence": str(guarantee)}}
+
+
+def echo_guarantee(guarantee: Guarantee | None) -> None:
+    if guarantee is not None:
+        typer.echo(str(guarantee))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:
@@ -44,10 +57,12 @@ def print_metrics(title: str, metrics: Mapping[str, Any], caption: str = "") -> 
     from pseudocoresets.evaluation import METRICS
     from pseudocoresets.evaluation.report import method_title
 
-    columns = ["", *(metric.title for metric in METRICS.values()), "BMA accuracy %", "BMA NLL"]
+    alike = ["top class %", "total variation"] if "agreement" in metrics else []
+    columns = ["", *(metric.title for metric in METRICS.values()), "BMA accuracy %", "BMA NLL", *alike]
+    title = method_title(metrics["method"], metrics["labels_learned"], metrics["formation"])
     rows = [
         ["random real images (control)", *_cells(metrics["control"])],
-        [f"{method_title(metrics['method'], metrics['labels_learned'])} coreset", *_cells(metrics)],
+        [f"{title} coreset", *_cells(metrics)],
     ]
     print_table(title, columns, rows, caption)
 
@@ -61,8 +76,10 @@ def warn_of_chains(metrics: Mapping[str, Any]) -> None:
 
 
 def _cells(report: Mapping[str, Any]) -> list[str]:
-    """Mean and deviation of each metric, and the average over all chains and samples."""
+    """Mean and deviation of each metric, the average over chains and samples, and its agreement with a reference."""
     from pseudocoresets.evaluation import METRICS
 
     spreads = [metric.spread(report[name]["mean"], report[name]["std"]) for name, metric in METRICS.items()]
-    return spreads + [METRICS[name].value(report["ensemble"][name]) for name in ("accuracy", "nll")]
+    alike = report.get("agreement")
+    with_reference = [] if alike is None else [f"{100 * alike['top_class']:.1f}", f"{alike['total_variation']:.3f}"]
+    return spreads + [METRICS[name].value(report["ensemble"][name]) for name in ("accuracy", "nll")] + with_reference

@@ -18,9 +18,13 @@ WIDTH, HEIGHT, SQUARE_HEIGHT = 420, 270, 420
 POINTS_PER_INCH = 72
 LETTERS = 11.5
 MOST_POINTS = 200
+MOST_COLUMNS = 3
+"""Of a legend; more entries stand in two."""
 SMOOTHED_PARTS = 20
 LOG_SCALE_FROM = 50.0
 """A curve whose largest value is this many times its smallest is drawn on a logarithmic scale."""
+ROC_FROM = 1e-3
+"""The smallest rate that is drawn."""
 PLAIN_SIZES = 1e-100, 1e100
 """Values beyond these sizes are drawn in units of the largest, so that no axis overflows."""
 STAND_INS = {"first": "#000001", "second": "#000002", "third": "#000003", "muted": "#000004", "rule": "#000005"}
@@ -65,6 +69,18 @@ def reliability_diagram(title: str, description: str, series: Sequence[Series]) 
     for line in (Series("ideal", "muted", [(0.0, 0.0), (1.0, 1.0)]), *series):
         _draw(axes, line, [x for x, _ in line.points], [y for _, y in line.points])
     axes.set(xlabel="confidence", ylabel="accuracy", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
+    return _svg(figure, title, description, legend=True)
+
+
+def roc_curves(title: str, description: str, series: Sequence[Series]) -> Markup:
+    """True positives against false positives, both on a logarithmic scale, where few false positives count."""
+    figure, axes = _figure(SQUARE_HEIGHT)
+    least = ROC_FROM
+    for line in (Series("a coin", "muted", [(least, least), (1.0, 1.0)]), *series):
+        seen = [(x, max(y, least)) for x, y in line.points if x >= least]
+        _draw(axes, line, [x for x, _ in seen], [y for _, y in seen])
+    axes.set(xlabel="false positives", ylabel="true positives", xscale="log", yscale="log", aspect="equal")
+    axes.set(xlim=(least, 1.05), ylim=(least, 1.05))
     return _svg(figure, title, description, legend=True)
 
 
@@ -147,7 +163,8 @@ def _svg(figure: Any, title: str, description: str, legend: bool) -> Markup:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     if legend:
-        where = {"loc": "outside upper left", "ncols": len(figure.axes[0].lines)}
+        count = len(figure.axes[0].lines)
+        where = {"loc": "outside upper left", "ncols": count if count <= MOST_COLUMNS else 2}
         figure.legend(frameon=False, labelcolor=STAND_INS["muted"], fontsize=LETTERS, **where)
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):

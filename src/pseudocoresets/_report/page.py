@@ -17,8 +17,9 @@ from pseudocoresets._io.pictures import data_address, data_uri, to_images
 from pseudocoresets._report import charts
 from pseudocoresets._report.classes import certain_section, class_section
 from pseudocoresets._report.findings import findings
+from pseudocoresets._report.privacy import audit_section
 from pseudocoresets._report.results import average, result_groups, section
-from pseudocoresets._report.run_folder import Run, read_run
+from pseudocoresets._report.run_folder import PRIVACY_FOLDER, Run, read_run
 from pseudocoresets._report.wording import as_text, count_of, duration, flattened, is_number, number
 from pseudocoresets.coreset import CORESET_FILE, Coreset, library_versions
 from pseudocoresets.evaluation.report import method_title
@@ -97,6 +98,7 @@ def render(run: Run) -> str:
         reliability=_reliability(run.metrics),
         diagnostics=_diagnostics(run.metrics),
         posterior=_posterior(run),
+        privacy=audit_section(run.folder / PRIVACY_FOLDER),
         configuration=flattened(run.configuration or {}),
         timings=_timings(run.metrics),
         snippet=SNIPPET,
@@ -147,9 +149,10 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     channels, height, width = coreset.images.shape[1:]
     images = f"{len(coreset)} of {width} × {height} × {channels}, {number(coreset.images_per_class)} per class"
     size = (run.folder / CORESET_FILE).stat().st_size
+    method = as_text(run.metrics.get("method", coreset.method))
     return [
         ("Data set", f"{coreset.source}, {count_of(len(coreset.classes), 'class', 'classes')}"),
-        ("Method", method_title(as_text(run.metrics.get("method", coreset.method)), coreset.labels_learned)),
+        ("Method", method_title(method, coreset.labels_learned, coreset.formation)),
         ("Images", images),
         ("Network", _network(run)),
         ("File", f"{CORESET_FILE}, {size / 1000:,.1f} kB"),

@@ -21,6 +21,8 @@ LOG_FILE = "log.jsonl"
 ABOUT_FILE = "about.json"
 EXAMPLES_FILE = "examples.safetensors"
 INITIAL_FILE = "initial.safetensors"
+PRIVACY_FOLDER = "privacy"
+"""Where ``bpc privacy audit`` leaves what it found of a run."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The free numbers behind weighted points that are learned.
 
-    x = scale * free,
+    x = scale * free, or the tiles of such images (see ``formation``),
     y by the range of the target: identity (real), exp (positive), sigmoid (unit) or softmax (simplex) of free,
     w = w_0 exp(free), or, where their total is kept, W softmax(free) with W = sum_i w_0i.
 
@@ -18,6 +18,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from pseudocoresets.core.formation import spread_out
 from pseudocoresets.core.points import Points
 
 TargetRange: TypeAlias = Literal["fixed", "real", "positive", "unit", "simplex"]
@@ -46,6 +47,7 @@ class Parameterisation:
         scale: The unit of each feature of x; None is one for all.
         classes: The length of a vector of class probabilities.
         learn_points: Whether x is learned.
+        formation: How many tiles along each side of a stored image are points of their own.
     """
 
     start: Points
@@ -55,6 +57,7 @@ class Parameterisation:
     scale: Tensor | None = None
     classes: int = 0
     learn_points: bool = True
+    formation: int = 1
 
     def initial(self) -> dict[str, Tensor]:
         """The free tensors at the start, by name: x, y and weights where they are learned."""
@@ -70,6 +73,10 @@ class Parameterisation:
 
     def points(self, free: Mapping[str, Tensor]) -> Points:
         """The points behind the free tensors, differentiable in them."""
+        return spread_out(self.stored(free), self.formation)
+
+    def stored(self, free: Mapping[str, Tensor]) -> Points:
+        """What a file keeps of them; the points themselves where each stored image is one."""
         return replace(
             self.start,
             x=self._x(free["x"]) if "x" in free else self.start.x,

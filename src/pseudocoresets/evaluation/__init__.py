@@ -1,16 +1,20 @@
 """Saying honestly how good a posterior is."""
 
 from pseudocoresets.evaluation.distances import Distances, distance
+from pseudocoresets.evaluation.function_space import Agreement, Predictions, agreement
 from pseudocoresets.evaluation.metrics import METRICS, Metric, Reliability, all_metrics, reliability
 from pseudocoresets.evaluation.report import EvaluationReport, Summary, evaluate, pooled, score
 
 __all__ = [
     "METRICS",
+    "Agreement",
     "Distances",
     "EvaluationReport",
     "Metric",
+    "Predictions",
     "Reliability",
     "Summary",
+    "agreement",
     "all_metrics",
     "distance",
     "evaluate",

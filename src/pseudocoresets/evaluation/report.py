@@ -19,6 +19,7 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import derive_seed
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.dataset import Dataset, Split
+from pseudocoresets.evaluation.function_space import Agreement, Predictions, agreement, mean_agreement
 from pseudocoresets.evaluation.metrics import (
     METRICS,
     Reliability,
@@ -83,6 +84,10 @@ class EvaluationReport:
     least_certain: tuple[Certainty, ...] = ()
     control: EvaluationReport | None = None
     """The same for random real images, where it was asked for."""
+    predictions: Predictions | None = None
+    """The average over all chains; not of several evaluations taken together."""
+    agreement: Agreement | None = None
+    """With a reference, where one was given."""
 
     def __repr__(self) -> str:
         numbers = ", ".join(
@@ -117,8 +122,10 @@ class EvaluationReport:
     def as_json(self) -> dict[str, Any]:
         metrics = {name: getattr(self, name).as_json() for name in METRICS}
         beside = {} if self.control is None else {"control": self.control.as_json(), "gain": self.gain}
+        alike = {} if self.agreement is None else {"agreement": self.agreement.as_json()}
         return (
             metrics
+            | alike
             | beside
             | {
                 "protocol": self.protocol,
@@ -135,7 +142,11 @@ class EvaluationReport:
 
 
 def evaluate(
-    samples: PosteriorSamples, split: Split, control: bool = False, control_draws: int = CONTROL_DRAWS
+    samples: PosteriorSamples,
+    split: Split,
+    control: bool = False,
+    control_draws: int = CONTROL_DRAWS,
+    reference: Predictions | None = None,
 ) -> EvaluationReport:
     """Predict ``split`` with every sample and score the averages.
 
@@ -145,8 +156,13 @@ def evaluate(
         control: Whether to do the same with as many random real images from the training data of the same data set,
             so that ``report.control`` and ``report.gain`` say what the coreset adds.
         control_draws: How many draws of random images the control averages.
+        reference: What the samples should predict like on the same data, such as samples of the full data's posterior
+            do; ``report.agreement`` says how alike they are.
     """
-    report = score(samples.predict(split.images), split.labels, samples.protocol, samples.settings.as_json())
+    probabilities, settings = samples.predict(split.images), samples.settings.as_json()
+    own = Predictions.from_probabilities(probabilities, split, settings)
+    alike = None if reference is None else agreement(own, reference, split)
+    report = replace(score(probabilities, split.labels, samples.protocol, settings), predictions=own, agreement=alike)
     if not control:
         return report
     if samples.coreset is None or samples.again is None or split.dataset is None:
@@ -154,24 +170,31 @@ def evaluate(
             "A control needs samples that know their coreset and data that know their training images: use "
             "sample_posterior, and a split of a Dataset such as data.test."
         )
-    coreset = samples.coreset
-    like = ConstructionSettings(
+    coreset, like = samples.coreset, control_settings(samples.coreset)
+    draws = [control_coreset(like, split.dataset, coreset.network, draw) for draw in range(control_draws)]
+    judged = [evaluate(samples.again(each), split, reference=reference) for each in draws]
+    return replace(report, control=pooled(judged))
+
+
+def method_title(method: str, labels_learned: bool, formation: int = 1) -> str:
+    """A method as tables name it: learned labels, and several images in one, are never left unsaid."""
+    marks = ["labels learned"] * labels_learned + [f"{formation**2} images in one"] * (formation > 1)
+    return f"{method} ({', '.join(marks)})" if marks else method
+
+
+def control_settings(coreset: Coreset) -> ConstructionSettings:
+    """As many images per class as ``coreset`` has, and its weights."""
+    return ConstructionSettings(
         ipc=max(1, round(coreset.images_per_class)),
         seed=coreset.seed,
         weights=coreset.configuration.get("settings", {}).get("weights", "full"),
     )
-    draws = [control_coreset(like, split.dataset, coreset.network, draw) for draw in range(control_draws)]
-    return replace(report, control=pooled([evaluate(samples.again(each), split) for each in draws]))
-
-
-def method_title(method: str, labels_learned: bool) -> str:
-    """A method as tables name it: learned labels say more than an image's class, which is never left unsaid."""
-    return f"{method} (labels learned)" if labels_learned else method
 
 
 def control_coreset(settings: ConstructionSettings, data: Dataset, network: NetworkSpec | None, draw: int) -> Coreset:
     """One draw of random real images: as many per class as ``settings`` ask for, and weighted as they say."""
-    own = replace(settings, seed=derive_seed(settings.seed, "control", draw), initialisation="random")
+    seed = derive_seed(settings.seed, "control", draw)
+    own = replace(settings, seed=seed, initialisation="random", formation=1)
     return real_coreset(data, own, network, "random")
 
 
@@ -194,6 +217,7 @@ def pooled(reports: Sequence[EvaluationReport]) -> EvaluationReport:
         confusion=tuple(
             tuple(map(sum, zip(*rows, strict=True))) for rows in zip(*(each.confusion for each in reports), strict=True)
         ),
+        agreement=mean_agreement([each.agreement for each in reports if each.agreement is not None]),
     )
 
 

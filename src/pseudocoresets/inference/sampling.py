@@ -172,7 +172,8 @@ class _Posterior:
         self.model = Classifier(network, settings.prior_scale)
         self._energy = Energy(self.model, coreset.data_size, settings.temperature)
         self._augmentation = augmentation_for(settings.augment, augmentation, coreset.flippable, settings.mixed_kinds)
-        self._points = Points(coreset.images.to(device), coreset.labels.to(device), coreset.weights.to(device))
+        points = coreset.points
+        self._points = Points(points.x.to(device), points.y.to(device), points.weights.to(device))
 
     def sample(self, positions: Tensor, progress: Progress) -> Tensor:
         """Kept positions (chains, samples, size) of the chosen sampler.

@@ -29,6 +29,7 @@ from pseudocoresets.methods.gaussian_reverse_kl import GaussianPSVI, GaussianRev
 from pseudocoresets.methods.laplace_wasserstein import LaplaceWasserstein
 from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss
 from pseudocoresets.methods.moment_matching import MomentMatching
+from pseudocoresets.methods.persistent import PersistentContrastiveDivergence
 from pseudocoresets.methods.problem import Problem, RealData
 from pseudocoresets.methods.psvi import PseudocoresetVI
 from pseudocoresets.methods.renamed import method_options_from
@@ -90,6 +91,7 @@ __all__ = [
     "Loss",
     "Method",
     "MomentMatching",
+    "PersistentContrastiveDivergence",
     "Points",
     "Problem",
     "PseudocoresetVI",
@@ -117,6 +119,7 @@ Method: TypeAlias = GradientMethod | Solver
 
 _METHODS: tuple[type[GradientMethod] | type[Solver], ...] = (
     ContrastiveDivergence,
+    PersistentContrastiveDivergence,
     ForwardKL,
     ReverseKL,
     Wasserstein,

@@ -63,7 +63,7 @@ class GaussianReverseKL(Solver):
         form = starting_points(problem, size, seed, self.learn_weights)
         model, q = smooth_model(problem), nearest_gaussian(problem)
         free = minimise_again(form, form.flattened(form.initial()), self._divergence_near(model, q, q), 300, 3)
-        nearest = NearestGaussian(model, q)
+        nearest = NearestGaussian(q)
         here = self._look(problem, nearest, points_of(form, free))
         limit = here.forward + GOOD_ENOUGH
         for _ in range(self.rounds):
@@ -100,7 +100,7 @@ class GaussianReverseKL(Solver):
 
     def _look(self, problem: Problem, nearest: NearestGaussian, points: Points) -> _Round:
         """q_u and, by one pass over the data, the full posterior near it."""
-        q = nearest(points)
+        q = nearest(smooth_model(problem), points)
         joint = expected_log_joint(smooth_model(problem), q, full_data(problem))
         forward = float(kl_divergence(nearest_gaussian(problem), q))
         return _Round(q, gaussian_near(q, joint), -float(joint.value) - float(q.entropy), forward)

@@ -6,7 +6,7 @@ log-likelihood l(theta) = sum_i w_i log p(y_i | x_i, theta) over a Gaussian q = 
     value = E_q[l],   gradient = E_q[grad l],   hessian = E_q[grad^2 l]
 
 A linear predictor eta_i = x_i . theta is N(x_i . mu, x_i^T S x_i) under q, so that these are one-dimensional integrals
-(Gauss-Hermite quadrature). Other models use a rule of 2 size + 1 nodes that is exact for cubic polynomials and asks for
+in closed form. Other models use a rule of 2 size + 1 nodes that is exact for cubic polynomials and asks for
 gradients alone.
 """
 

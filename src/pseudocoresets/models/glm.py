@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -25,10 +25,26 @@ from pseudocoresets.models.expectation import (
 )
 from pseudocoresets.models.prior import NormalPrior
 
-QUADRATURE_NODES = 12
-NARROW_NODES = 3
-NARROW_SPREAD = 0.01
-"""Standard deviation of a predictor below which three nodes leave an error of its sixth power, that is rounding."""
+NARROW = ((0.01, 3), (0.5, 12))
+"""Largest standard deviations of a predictor for which so many nodes of Gauss-Hermite quadrature average a logistic
+function up to 1e-11."""
+PROBIT_SHARES = (
+    *(0.003246343272134, 0.051517477033972, 0.195077912673858, 0.315569823632818),
+    *(0.274149576158423, 0.131076880695470, 0.027912418727972, 0.001449567805354),
+)
+PROBIT_SLOPES = (
+    *(1.365340806296348, 1.059523971016916, 0.830791313765644, 0.650732166639391),
+    *(0.508135425366489, 0.396313345166341, 0.308904252267995, 0.238212616409306),
+)
+"""1 / (1 + exp(-z)) = sum_k share_k Phi(slope_k z) up to 2.2e-9 (Monahan & Stefanski 1992)."""
+
+
+class Averages(NamedTuple):
+    """E of log p(y_i | eta_i) and of its first and second derivative in eta_i, for eta_i ~ N(mean_i, variance_i)."""
+
+    value: Tensor
+    first: Tensor
+    second: Tensor
 
 
 def require_counts(y: Tensor, whose: str) -> None:
@@ -60,12 +76,12 @@ class LinearPredictorModel(NormalPrior, ABC):
         """log p(y | eta), element by element."""
 
     @abstractmethod
-    def slopes(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The first and second derivative of ``log_density`` in eta."""
-
     def slope(self, eta: Tensor, y: Tensor) -> Tensor:
-        """The first derivative alone, for data so many that the second would cost."""
-        return self.slopes(eta, y)[0]
+        """The derivative of ``log_density`` in eta."""
+
+    @abstractmethod
+    def averages(self, mean: Tensor, variance: Tensor, y: Tensor) -> Averages:
+        """Of predictors that are Gaussian."""
 
     @abstractmethod
     def density_and_slope(self, eta: Array, y: Array) -> tuple[Array, Array]:
@@ -81,26 +97,23 @@ class LinearPredictorModel(NormalPrior, ABC):
         eta = theta @ x.T
         return self.log_density(eta, y) @ weights, (self.slope(eta, y) * weights) @ x
 
-    def expected_slopes(self, q: Gaussian, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """E_q of the first and second derivative of log p(y_i | eta_i) in eta_i, one value per datum."""
-        eta, weights = self._predictor_nodes(q, x)
-        first, second = self.slopes(eta, y[:, None])
-        return first @ weights, second @ weights
+    def expected_slopes(
+        self, q: Gaussian, x: Tensor, y: Tensor, whitened: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """E_q of the first and second derivative of log p(y_i | eta_i) in eta_i, one value per datum.
+
+        ``whitened`` is x L, where that is known already.
+        """
+        found = self._averages(q, x, y, whitened)
+        return found.first, found.second
 
     def expected_log_likelihood(self, q: Gaussian, x: Tensor, y: Tensor, weights: Tensor) -> Expectation:
-        eta, node_weights = self._predictor_nodes(q, x)
-        values = self.log_density(eta, y[:, None]) @ node_weights
-        first, second = self.slopes(eta, y[:, None])
-        gradient = (weights * (first @ node_weights)) @ x
-        hessian = x.T @ ((weights * (second @ node_weights))[:, None] * x)
-        return Expectation(weights @ values, gradient, hessian)
+        value, first, second = self._averages(q, x, y)
+        return Expectation(weights @ value, (weights * first) @ x, x.T @ ((weights * second)[:, None] * x))
 
-    def _predictor_nodes(self, q: Gaussian, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(m, nodes) values of eta under q and the nodes' weights."""
-        spread = ((x @ q.factor.detach()).square().sum(-1) + 1e-300).sqrt()
-        narrow = bool((spread.detach() < NARROW_SPREAD).all())
-        nodes, weights = hermite(NARROW_NODES if narrow else QUADRATURE_NODES)
-        return (x @ q.mean)[:, None] + spread[:, None] * nodes.to(x.dtype), weights.to(x.dtype)
+    def _averages(self, q: Gaussian, x: Tensor, y: Tensor, whitened: Tensor | None = None) -> Averages:
+        whitened = x @ q.factor.detach() if whitened is None else whitened
+        return self.averages(x @ q.mean, whitened.square().sum(-1), y)
 
 
 @dataclass(frozen=True)
@@ -120,9 +133,13 @@ class LinearRegression(LinearPredictorModel):
     def log_density(self, eta: Tensor, y: Tensor) -> Tensor:
         return -0.5 * ((y - eta) / self.noise_scale).square() - math.log(self.noise_scale * math.sqrt(2 * math.pi))
 
-    def slopes(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def slope(self, eta: Tensor, y: Tensor) -> Tensor:
+        return self.noise_scale**-2 * (y - eta)
+
+    def averages(self, mean: Tensor, variance: Tensor, y: Tensor) -> Averages:
         precision = self.noise_scale**-2
-        return precision * (y - eta), torch.full_like(eta, -precision)
+        value = self.log_density(mean, y) - 0.5 * precision * variance
+        return Averages(value, self.slope(mean, y), torch.full_like(mean, -precision))
 
     def density_and_slope(self, eta: Array, y: Array) -> tuple[Array, Array]:
         residual = (y - eta) / self.noise_scale
@@ -147,12 +164,32 @@ class LogisticRegression(LinearPredictorModel):
     def log_density(self, eta: Tensor, y: Tensor) -> Tensor:
         return y * eta + F.logsigmoid(-eta)
 
-    def slopes(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        probability = torch.sigmoid(eta)
-        return y - probability, probability * (probability - 1)
-
     def slope(self, eta: Tensor, y: Tensor) -> Tensor:
         return y - torch.sigmoid(eta)
+
+    def averages(self, mean: Tensor, variance: Tensor, y: Tensor) -> Averages:
+        """By quadrature where predictors are narrow, else in closed form through a mixture of probit functions.
+
+        For the antiderivative of Phi(z / s), eta ~ N(m, v) and t^2 = s^2 + v:  E[eta Phi(eta / s) + s phi(eta / s)] =
+        m Phi(m / t) + t phi(m / t), whose derivatives in m are Phi(m / t) and phi(m / t) / t.
+        """
+        for largest, count in NARROW:
+            if bool((variance.detach() < largest**2).all()):
+                return self._by_quadrature(mean, variance, y, count)
+        shares, slopes = (torch.tensor(each, dtype=mean.dtype) for each in (PROBIT_SHARES, PROBIT_SLOPES))
+        widths = (slopes**-2 + variance[:, None]).sqrt()
+        scaled = mean[:, None] / widths
+        below, density = torch.special.ndtr(scaled), torch.exp(-0.5 * scaled.square()) / math.sqrt(2 * math.pi)
+        probability = below @ shares
+        value = (y - probability) * mean - (widths * density) @ shares
+        return Averages(value, y - probability, -(density / widths) @ shares)
+
+    def _by_quadrature(self, mean: Tensor, variance: Tensor, y: Tensor, count: int) -> Averages:
+        nodes, weights = (each.to(mean.dtype) for each in hermite(count))
+        eta = mean[:, None] + (variance + 1e-300).sqrt()[:, None] * nodes
+        probability = torch.sigmoid(eta)
+        value, bend = self.log_density(eta, y[:, None]), probability * (probability - 1)
+        return Averages(value @ weights, y - probability @ weights, bend @ weights)
 
     def density_and_slope(self, eta: Array, y: Array) -> tuple[Array, Array]:
         return y * eta - np.logaddexp(0.0, eta), y - expit(eta)
@@ -171,9 +208,12 @@ class PoissonRegression(LinearPredictorModel):
     def log_density(self, eta: Tensor, y: Tensor) -> Tensor:
         return y * eta - eta.exp() - torch.lgamma(y + 1)
 
-    def slopes(self, eta: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        rate = eta.exp()
-        return y - rate, -rate
+    def slope(self, eta: Tensor, y: Tensor) -> Tensor:
+        return y - eta.exp()
+
+    def averages(self, mean: Tensor, variance: Tensor, y: Tensor) -> Averages:
+        rate = (mean + 0.5 * variance).exp()
+        return Averages(y * mean - rate - torch.lgamma(y + 1), y - rate, -rate)
 
     def density_and_slope(self, eta: Array, y: Array) -> tuple[Array, Array]:
         rate = np.exp(eta)

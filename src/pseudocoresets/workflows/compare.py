@@ -59,6 +59,7 @@ class Row:
     """Of one construction, without its evaluation."""
     peak_memory: int | None = None
     labels_learned: bool = False
+    formation: int = 1
     failure: str | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -74,7 +75,7 @@ class Row:
         scores = [metric.spread(self.metrics[name].mean, self.metrics[name].std) for name, metric in METRICS.items()]
         paper = [_text(self.paper_accuracy, 100, 1), _text(self.paper_nll, 1, 2)]
         return [
-            method_title(self.method, self.labels_learned),
+            method_title(self.method, self.labels_learned, self.formation),
             *scores,
             f"{100 * self.gain['accuracy']:+.1f}",
             ", ".join(filter(None, paper)),
@@ -286,6 +287,7 @@ class _ImageJudge:
             "seconds": made.seconds_per_iteration * len(made.history),
             "peak_memory": made.peak_memory,
             "labels_learned": made.coreset.labels_learned,
+            "formation": made.coreset.formation,
         }
 
     @cached_property
@@ -344,6 +346,7 @@ def _row(name: str, plan: Plan, cells: Mapping[int, Document], control: Mapping[
         seconds=_mean(cells, "seconds"),
         peak_memory=None if memory is None else round(memory),
         labels_learned=any(cell.get("labels_learned") for cell in cells.values()),
+        formation=max(cell.get("formation", 1) for cell in cells.values()),
     )
 
 

@@ -16,7 +16,7 @@ from pseudocoresets.data import FOLDER_PREFIX, find_entry, load_dataset
 from pseudocoresets.data.corruptions import CORRUPTIONS
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.restoring import MissingWhitening
-from pseudocoresets.evaluation import EvaluationReport, evaluate, pooled
+from pseudocoresets.evaluation import EvaluationReport, Predictions, evaluate, pooled
 from pseudocoresets.evaluation.report import control_coreset
 from pseudocoresets.evaluation.shift import corrupted_split
 from pseudocoresets.inference.samples import PosteriorSamples
@@ -42,13 +42,17 @@ def evaluate_file(
     out: Path | None = None,
     corruption: str | None = None,
     severity: int = 3,
+    reference: Path | None = None,
+    predictions: Path | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """The metrics of a coreset file beside its control; ``settings`` are those of ``make_plan``.
 
-    With a ``corruption``, the test images are those of the data set under it.
+    With a ``corruption``, the test images are those of the data set under it. A ``reference`` is a file of predictions
+    to compare with; ``predictions`` is where to write the coreset's own.
     """
     coreset = Coreset.load(coreset_file)
+    known = None if reference is None else Predictions.load(reference)
     plan = make_plan(
         dataset=dataset or coreset.source,
         method="random",
@@ -62,8 +66,9 @@ def evaluate_file(
         require_same_shape(coreset, find_entry(plan.dataset))  # before anything is fetched
     if corruption is not None:
         CORRUPTIONS[corruption.replace("-", "_")]
-    if out is not None:
-        require_writable(out, coreset_file)
+    for written in (out, predictions):
+        if written is not None:
+            require_writable(written, coreset_file)
     began = time.monotonic()
     data = load_dataset(plan.dataset, data_dir)
     if corruption is not None:
@@ -77,13 +82,15 @@ def evaluate_file(
     with threads_for(data.shape), Job(place.progress, "evaluating the coreset", stages) as job:
         place = replace(place, progress=job)
         with job.stage("posterior"):
-            report = judge(plan, coreset, data, trained, place, network)
+            report = judge(plan, coreset, data, trained, place, network, known)
         with job.stage("control"):
-            control = judge_control(plan, coreset.network, data, trained, place, network)
+            control = judge_control(plan, coreset.network, data, trained, place, network, known)
     seconds = {"evaluate": time.monotonic() - began}
     metrics = metrics_document(replace(plan, method=coreset.method), coreset, report, control, seconds)
     if corruption is not None:
         metrics |= {"corruption": corruption, "severity": severity}
+    if predictions is not None and report.predictions is not None:
+        report.predictions.save(predictions)
     if out is not None:
         write_json(out, metrics)
     return metrics
@@ -106,9 +113,10 @@ def judge(
     experts: Experts | None,
     place: Workplace,
     network: str | None = None,
+    reference: Predictions | None = None,
 ) -> EvaluationReport:
     """Sample the coreset's posterior as the plan has it and score it on the test data."""
-    return evaluate(sample_plan(plan, coreset, data, experts, place, network), data.test)
+    return evaluate(sample_plan(plan, coreset, data, experts, place, network), data.test, reference=reference)
 
 
 def sample_plan(
@@ -140,10 +148,11 @@ def judge_control(
     experts: Experts | None,
     place: Workplace,
     network: str | None = None,
+    reference: Predictions | None = None,
 ) -> EvaluationReport:
     """Random real images, the same number, several draws of them, under the same protocol."""
     draws = (control_coreset(plan.construction, data, spec, draw) for draw in range(plan.control_draws))
-    return pooled([judge(plan, control, data, experts, place, network) for control in draws])
+    return pooled([judge(plan, control, data, experts, place, network, reference) for control in draws])
 
 
 def metrics_document(
@@ -153,6 +162,7 @@ def metrics_document(
     return {
         "method": plan.method,
         "labels_learned": coreset.labels_learned,
+        "formation": coreset.formation,
         "dataset": plan.dataset,
         "ipc": plan.construction.ipc,
         "network": plan.network,

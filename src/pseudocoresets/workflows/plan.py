@@ -11,19 +11,20 @@ from typing import Any
 from pseudocoresets import presets
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.registry import Registry, parse_name, parse_value
+from pseudocoresets.core.registry import Registry, parse_value
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.data import FOLDER_PREFIX, find_entry, full_name
+from pseudocoresets.dp import Budget
 from pseudocoresets.evaluation.report import CONTROL_DRAWS
 from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
 from pseudocoresets.methods import METHODS, build_gradient_method, method_options_from
 from pseudocoresets.methods.renamed import present_name
 from pseudocoresets.methods.selection import SELECTIONS, selection_of_start
-from pseudocoresets.models.networks import NETWORKS
+from pseudocoresets.models.networks import require_network
 from pseudocoresets.presets import Before, Preset
 from pseudocoresets.sources.experts import ExpertSettings
 
-SHARED_BY_STAGES = ("ipc", "seed", "initialisation", "augment", "mixed_kinds", "weights", "prior_scale")
+SHARED_BY_STAGES = ("ipc", "seed", "initialisation", "formation", "augment", "mixed_kinds", "weights", "prior_scale")
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,15 @@ def expert_settings(chosen: Preset, given: Mapping[str, Any]) -> ExpertSettings:
     return build_settings(ExpertSettings, {**chosen.experts, **given}, "The training of experts")
 
 
+def budget_of(epsilon: float | None, delta: float | None) -> Budget | None:
+    """The budget of differential privacy that a user asks for; none without an epsilon."""
+    if epsilon is None:
+        if delta is not None:
+            raise InputError("A delta belongs to private results; give --epsilon too.")
+        return None
+    return Budget(epsilon) if delta is None else Budget(epsilon, delta)
+
+
 def _construction(values: Mapping[str, Any]) -> ConstructionSettings:
     return build_settings(ConstructionSettings, values, "The construction")
 
@@ -154,10 +164,6 @@ def require_dataset(name: str) -> None:
     """A data set of the catalogue, or a folder, which is looked into when it is read."""
     if not name.startswith(FOLDER_PREFIX):
         find_entry(name)
-
-
-def require_network(name: str) -> None:
-    NETWORKS[parse_name(name, "network")[0]]
 
 
 def require_method(name: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -31,7 +31,9 @@ __all__ = [
     "as_network",
     "build_network",
     "from_spec",
+    "network_names",
     "parse_name",
+    "require_network",
     "spec_from_json",
 ]
 
@@ -89,6 +91,22 @@ def build_network(name: str, shape: Shape, classes: int, **options: Any) -> Netw
     _refuse_custom(name)
     name, written = parse_name(name, "network")
     return from_spec(NetworkSpec(name, shape, classes, written | options))
+
+
+def network_names(text: str | Sequence[str]) -> tuple[str, ...]:
+    """Several names in one text, ``"convnet:depth=2,width=64,alexnet"``, apart; a list of them is taken as it is."""
+    if not isinstance(text, str):
+        return tuple(text)
+    names: list[str] = []
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        continues = names and "=" in part and ":" not in part
+        names[-1:] = [f"{names[-1]},{part}"] if continues else [*names[-1:], part]
+    return tuple(names)
+
+
+def require_network(name: str) -> None:
+    """Refuse a name that no network has, before anything long begins."""
+    NETWORKS[parse_name(name, "network")[0]]
 
 
 def from_spec(spec: NetworkSpec) -> Network:

@@ -1,0 +1,115 @@
+"""``bpc privacy``: what a coreset gives away of the data that it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pseudocoresets._cli import options as o
+from pseudocoresets._cli.output import print_json, print_table
+from pseudocoresets.core.text import printable
+from pseudocoresets.inference.settings import SamplingSettings
+
+privacy = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+@privacy.callback()
+def _group() -> None:
+    """What a coreset gives away of its data: neighbours, membership inference, start images."""
+
+
+@privacy.command("audit")
+@o.with_settings(sampling=SamplingSettings)
+def audit(
+    context: typer.Context,
+    given: o.Given,
+    coreset_file: Annotated[Path, typer.Argument(help="Coreset file, or a run folder.")],
+    dataset: Annotated[
+        str | None,
+        typer.Option("--dataset", help="Default: the one the coreset was made from.", rich_help_panel=o.DATA),
+    ] = None,
+    shadows: Annotated[
+        int | None,
+        typer.Option(
+            "--shadows",
+            max=100_000,
+            help="Coresets to make from halves of the data for the attack LiRA, an even number from 6 on.",
+            rich_help_panel=o.METHOD,
+        ),
+    ] = None,
+    images: Annotated[
+        int,
+        typer.Option(
+            "--images",
+            max=10_000_000,
+            help="Training images, and as many test images, that the attacks ask about.",
+            rich_help_panel=o.METHOD,
+        ),
+    ] = 1000,
+    protocol: Annotated[str, typer.Option("--protocol", help="cold or point.", rich_help_panel=o.SAMPLING)] = "cold",
+    sampler: o.SamplerName = None,
+    network: Annotated[
+        str | None,
+        typer.Option("--network", help="Default: the one the coreset was made with.", rich_help_panel=o.METHOD),
+    ] = None,
+    experts: Annotated[
+        Path | None,
+        typer.Option(
+            "--experts",
+            help="Folder of the experts that the coreset was made with; default: those of the run.",
+            rich_help_panel=o.EXPERTS,
+        ),
+    ] = None,
+    data_dir: o.DataDir = Path("data"),
+    preset: o.PresetName = "quick",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            help="Folder for figures, picture, page and shadows. Default: FILE.privacy, or privacy in the run.",
+            rich_help_panel=o.OUTPUT,
+        ),
+    ] = None,
+    seed: o.Seed = 0,
+    device: o.Device = "auto",
+    json: o.AsJson = False,
+) -> None:
+    """Attack a coreset file, beside random real images and training on all data; shadows that are done are kept.
+
+    Example: bpc privacy audit c.safetensors --shadows 16
+    """
+    from pseudocoresets._report.audit import write_audit_page
+    from pseudocoresets._report.page import REPORT_FILE, write_report
+    from pseudocoresets.privacy.report import ATTACK_COLUMNS, POINT_COLUMNS, attack_rows, point_rows
+    from pseudocoresets.workflows.audit import audit_file, audit_folder
+
+    folder = audit_folder(coreset_file) if out is None else out
+    document = audit_file(
+        coreset_file,
+        o.place_of(context, device),
+        dataset=dataset,
+        network=network,
+        experts=experts,
+        data_dir=data_dir,
+        out=folder,
+        shadows=shadows,
+        images=images,
+        protocol=protocol,
+        preset=preset,
+        seed=seed,
+        sampling=given["sampling"] | ({} if sampler is None else {"sampler": sampler}),
+    ).as_json()
+    page = write_audit_page(folder)
+    if out is None and (coreset_file / REPORT_FILE).is_file():
+        page = write_report(coreset_file)
+    if json:
+        print_json(document | {"page": str(page)})
+        return
+    for finding in document["findings"]:
+        typer.echo(f"- {printable(finding)}")
+    typer.echo()
+    print_table("Who was in the training data?", ATTACK_COLUMNS, attack_rows(document))
+    print_table("Points and training images", POINT_COLUMNS, point_rows(document))
+    typer.echo(f"Page: {page}")
