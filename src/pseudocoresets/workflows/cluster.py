@@ -7,6 +7,7 @@ is finished. Machines that join while units are left get some.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import time
@@ -101,14 +102,28 @@ class RayCrew:
     ray: Any
     head: str
     patience: float
-    _seen: float = field(default_factory=time.monotonic)
+    _answered: float = field(default_factory=time.monotonic)
     _resources: dict[str, float] = field(default_factory=dict)
-    _asked: float = -1e9
+    _looked: float = -math.inf
 
     def room(self, working: Sequence[RayWorker]) -> bool:
-        if time.monotonic() - self._asked > POLL_SECONDS and self._head_answers():
-            self._resources, self._asked = self.ray.cluster_resources(), time.monotonic()
+        self._look()
         return len(working) < int(self._resources.get(self._kind, 0))
+
+    def _look(self) -> None:
+        """Now and then, ask the head what there is, if it answers."""
+        now = time.monotonic()
+        if now - self._looked < POLL_SECONDS:
+            return
+        self._looked = now
+        host, _, port = self.head.rpartition(":")
+        if _reachable(host, int(port)):
+            self._resources, self._answered = self.ray.cluster_resources(), time.monotonic()
+        elif time.monotonic() - self._answered > self.patience:
+            raise WorkerLostError(
+                f"The head of the Ray cluster at {self.head} was lost; what was finished is kept, and the same command "
+                "goes on from there once there is a cluster again."
+            )
 
     @property
     def _kind(self) -> str:
@@ -120,25 +135,14 @@ class RayCrew:
         return RayWorker(self.ray, actor.remote())
 
     def wait(self, working: Sequence[RayWorker]) -> list[RayWorker]:
-        """Also without any result after a while, so that machines that joined are asked."""
+        """None of them too, after a while, so that machines that joined are asked."""
         known, ready = {worker.running: worker for worker in working}, []
         if known:
             ready = self.ray.wait(list(known), timeout=POLL_SECONDS)[0]
         else:
             time.sleep(POLL_SECONDS)
-        if not ready and not self._head_answers() and time.monotonic() - self._seen > self.patience:
-            raise WorkerLostError(
-                f"The head of the Ray cluster at {self.head} was lost; what was finished is kept, and the same command "
-                "goes on from there once there is a cluster again."
-            )
+        self._look()
         return [known[reference] for reference in ready]
-
-    def _head_answers(self) -> bool:
-        host, _, port = self.head.rpartition(":")
-        if _reachable(host, int(port)):
-            self._seen = time.monotonic()
-            return True
-        return False
 
 
 class _Actor:
@@ -158,6 +162,10 @@ class RayWorker:
         self._ray, self._actor = ray, actor
         self._learned: Any = None
         self.running: Any = None
+
+    @property
+    def started(self) -> bool:
+        return bool(self._ray.wait([self._learned], timeout=0)[0])
 
     def learn(self, function: Callable[[Any], Any]) -> None:
         self._learned = self._actor.learn.remote(function)
