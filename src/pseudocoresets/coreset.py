@@ -252,6 +252,7 @@ class Coreset:
             replace(transform, span=torch.tensor([0.0, 1.0])),
             self.flippable,
             guarantee=self.guarantee,
+            made_by={"method": self.method, "configuration": dict(self.configuration)},
         )
 
     def to_pixels(self) -> Tensor:

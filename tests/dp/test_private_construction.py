@@ -62,6 +62,12 @@ def test_experts_learn_and_are_never_the_same_twice(data: Dataset, trained: Expe
     assert float((scores.argmax(1) == data.test.labels).float().mean()) > 0.5
 
 
+def test_a_step_in_which_nobody_takes_part_is_noise(data: Dataset) -> None:
+    few = TRAINING | {"epochs": 1, "batch_size": 1}
+    small = replace(data, train=data.train.subset(torch.arange(4)), transform=data.transform_source)
+    assert len(pc.train_experts(small, NETWORK, 1, privacy=Budget(8.0, 0.1), **few)) == 1
+
+
 def test_a_store_tells_nothing_of_the_data_but_what_is_public(folder: Path, data: Dataset) -> None:
     text = (folder / "store.json").read_text()
     assert data.fingerprint not in text and data.train.fingerprint not in text
@@ -126,6 +132,7 @@ def test_what_is_learned_from_private_images_is_private(matched: pc.Coreset) -> 
     options = {"steps": 2, "horizon": 4, "chains": 2, "batch_size": 8}
     made = pc.construct(synthetic, None, "bptt", network=NETWORK, method_options=options, **FEW)
     assert made.guarantee == matched.guarantee
+    assert made.configuration["data"]["method"] == "dm"
     assert made.data_size == matched.data_size == 1300 and float(made.weights.sum()) == pytest.approx(1300)
     own = pc.train_experts(synthetic, NETWORK, 1, 1, batch_size=8, device="cpu")
     assert own.guarantee == matched.guarantee
@@ -183,6 +190,8 @@ def test_fitted_normalisation_is_refused(digits: Dataset, coreset: pc.Coreset, d
         pc.train_experts(digits, NETWORK, 1, privacy=BUDGET, **TRAINING)
     with pytest.raises(pc.InputError, match="publicly_normalised"):
         pc.construct(digits, None, "dm", network=NETWORK, privacy=BUDGET, **FEW)
+    with pytest.raises(pc.InputError, match="publicly_normalised"):
+        pc.construct(digits, trained, "cd", **FEW)
     with pytest.raises(pc.InputError, match="without differential privacy"):
         pc.construct(data, trained, "cd", initial=coreset, **FEW)
 

@@ -88,7 +88,7 @@ class ImageTask:
                 f"The coreset to go on from has formation {initial.formation}; go on with --formation "
                 f"{initial.formation} (formation={initial.formation}), not {settings.formation}."
             )
-        start = renamed(initial, settings, method, recorded)
+        start = renamed(initial, settings, method, _with_origin(recorded, self.data))
         return replace(start, network=self.network.spec, guarantee=self.terms.going_on_from(initial))
 
     def problem(self, settings: ConstructionSettings, device: torch.device, backend: Backend) -> Problem:
@@ -216,10 +216,15 @@ def _coreset(
         method=method,
         seed=settings.seed,
         network=network,
-        configuration=recorded or {"settings": asdict(settings)},
+        configuration=_with_origin(recorded or {"settings": asdict(settings)}, data),
         flippable=data.flippable,
         formation=settings.formation,
     )
+
+
+def _with_origin(recorded: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
+    """What a file records of a construction, and of how its data were made where they are a coreset's images."""
+    return dict(recorded) if data.made_by is None else {**recorded, "data": dict(data.made_by)}
 
 
 def require_whole_mosaics(labels: Tensor, tiles: int) -> None:

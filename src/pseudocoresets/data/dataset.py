@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
@@ -94,6 +94,8 @@ class Dataset:
     """Fraction and seed of each ``holding_out`` that led here."""
     guarantee: Guarantee | None = None
     """Of differential privacy, where these are synthetic data that were made with one."""
+    made_by: Mapping[str, Any] | None = None
+    """How they were made, where these are the images of a coreset; what is made from them records it."""
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):

@@ -24,6 +24,7 @@ from pseudocoresets.core.settings import build_settings
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.transforms import as_pixels
+from pseudocoresets.dp import Budget
 from pseudocoresets.evaluation.report import control_settings
 from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.inference.sampling import sample_posterior
@@ -113,9 +114,11 @@ def audit(
         )
         subject = Subject(coreset, samples, used, _training(coreset, experts, preset), device, backend)
         shown.advance(note="training on all data")
-        trained, control = experts or subject.experts(data, 1), subject.control(data)
+        trained = experts if experts is not None and experts.guarantee is None else subject.trained(data)
+        control = subject.control(data)
         shown.advance(note="neighbours")
-        questions = Questions.of(data, coreset.require_images(), images, seed)
+        transform = coreset.require_images() if coreset.guarantee is None else data.transform
+        questions = Questions.of(data, transform, images, seed)
         apart = _one_image_a_point(coreset)
         both = {CORESET: apart, RANDOM: control}
         near = _neighbours(both, data, questions.held_out, trained, device)
@@ -136,6 +139,7 @@ def audit(
         "questioned": len(questions.chosen),
         "shadows": shadows or 0,
         "seed": seed,
+        "guarantee": None if coreset.guarantee is None else str(coreset.guarantee),
     }
     panels = _panels(apart, data, near, starts[CORESET])
     classes = data.classes[:CLASSES_SHOWN]
@@ -163,7 +167,9 @@ def _network_for(coreset: Coreset, network: AnyNetwork | None, data: Dataset) ->
 def _training(coreset: Coreset, experts: Experts | None, preset: str | os.PathLike[str] | Preset) -> Training:
     """As the experts were trained, else as the preset has it."""
     if experts is not None:
-        return Training(experts.settings, len(experts))
+        promised = experts.guarantee
+        budget = None if promised is None else Budget(promised.epsilon, promised.delta)
+        return Training(experts.settings, len(experts), budget)
     own = presets.preset(preset, coreset.source, max(1, round(coreset.images_per_class)))
     return Training(build_settings(ExpertSettings, own.experts, "The training of experts"), own.expert_count)
 
@@ -184,6 +190,11 @@ def _way_of_shadows(
         raise InputError(
             f"A coreset by '{coreset.method}' draws from experts, and so does each shadow: give those that it was made "
             "with (--experts), so that the shadows' own are trained in the same way."
+        )
+    if coreset.guarantee is not None and not (recipe.needs_experts or recipe.is_private):
+        raise InputError(
+            "The file does not say how this private coreset was made from the data; audit it without shadows, or in "
+            "Python with make=..., a function from data to such a coreset."
         )
     return recipe
 

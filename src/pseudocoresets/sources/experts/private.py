@@ -95,7 +95,7 @@ class PrivateTrainer:
         rate, size = self._release.sampling_rate, len(self._labels)
         chosen = (self._entropy.uniform(size, self._device) < rate).nonzero().squeeze(1)
         total = torch.zeros_like(theta)
-        for part in chosen.split(max(1, GRADIENT_NUMBERS // len(theta))):
+        for part in chosen.split(max(1, GRADIENT_NUMBERS // len(theta))) if len(chosen) else ():
             x = self._images[part]
             x = x if self._augmentation is None else self._augmentation.draw(len(x), randomness)(x)
             total += clipped(per_example_gradients(self._network, theta, x, self._labels[part]), self._clipping).sum(0)

@@ -36,7 +36,7 @@ from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.settings import RATE, SEED, SHARE, build_settings, check_ranges, counted, setting
 from pseudocoresets.core.source import Draw
-from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.data.dataset import Dataset, require_public
 from pseudocoresets.dp import GUARANTEE_KIND, Budget, Guarantee
 from pseudocoresets.models.networks import NETWORK_KIND, AnyNetwork, Network, as_network, from_spec, spec_from_json
 
@@ -334,6 +334,8 @@ def load_experts(folder: str | os.PathLike[str], network: AnyNetwork | None = No
 def require_experts_for(experts: Experts, data: Dataset, network: Network | None = None) -> None:
     """Experts of other data or of another network cannot stand for this posterior."""
     private = experts.guarantee is not None and data.guarantee is None
+    if private:
+        require_public(data)
     if experts.trained_on.fingerprint != TrainedOn.of(data, private).fingerprint:
         raise InputError(
             f"These experts were trained on other data ('{experts.trained_on.name}') than the training data of "

@@ -21,6 +21,7 @@ from pseudocoresets.core.settings import SCALE, build_settings
 from pseudocoresets.core.state import Rates
 from pseudocoresets.data.augmentation import AnyAugmentation, augmentation_for
 from pseudocoresets.data.dataset import Dataset, require_public
+from pseudocoresets.data.resident import DeviceImages
 from pseudocoresets.dp import Budget, Entropy, SystemEntropy
 from pseudocoresets.models.networks import AnyNetwork, Network, as_network
 from pseudocoresets.presets import NO_DATASET, Preset
@@ -172,7 +173,7 @@ FEWEST_STEPS = 16
 
 
 class _Trainer:
-    """The full data on the device, and SGD on it for a population of parameter sets."""
+    """The full data, on the device if it has room, and SGD on it for a population of parameter sets."""
 
     def __init__(
         self,
@@ -188,7 +189,7 @@ class _Trainer:
         self._batch_size = settings.batch_size or min(BATCH_SIZE, max(1, len(data.train) // FEWEST_STEPS))
         self._device = device
         self._backend = backend
-        self._images = data.transform(data.train.images.to(device))
+        self._images = DeviceImages(data.train.images, data.transform.to(device), device, ready=True)
         self._labels = data.train.labels.to(device)
         self._augmentation = augmentation_for(settings.augment, augmentation, data.flippable)
         self.default_population = 1 if device.type == "cpu" else 4
@@ -252,9 +253,10 @@ class _Trainer:
     def _epoch(self, runner: ChainRunner, randomness: Randomness) -> Tensor:
         """The parameters after one more pass over the data."""
         factors = torch.full((self._batch_size,), 1 / self._batch_size, device=self._device)
-        for block in self._batches(runner.chains, randomness).split(runner.steps, 1):
+        blocks = self._batches(runner.chains, randomness).split(runner.steps, 1)
+        for block, images in zip(blocks, self._images.in_turn(blocks), strict=True):
             runner.set_labels(self._labels[block], factors)
-            runner.run_block(self._images[block], self._augmentation, randomness)
+            runner.run_block(images, self._augmentation, randomness)
         return runner.position()
 
     @property
