@@ -10,8 +10,9 @@ ordinary   LiRA on a coreset by `--method` with `--iterations` (those of the rec
            each shadow)
 private    LiRA on coresets by private `dm`, with the noise of results/private_guarantees.json for each epsilon
 
-More and more shadows are made until `--minutes` have passed, in all parts and data sets alike. Each result is written
-as soon as it is there. Shadows are kept in `--shadows-dir`: a second call goes on from them.
+`--files` attacks other files with shadows, made by their own record at its full length. More and more shadows are made
+until `--minutes` have passed, in all parts and data sets alike. Each result is written as soon as it is there. Shadows
+are kept in `--shadows-dir`: a second call goes on from them.
 """
 
 from __future__ import annotations
@@ -129,6 +130,7 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--only", nargs="*", default=["mnist", "cifar10"], help="Data sets.")
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--files", nargs="*", type=Path, default=[], help="Coreset files to attack with shadows too.")
     parser.add_argument("--minutes", type=float, default=4.5)
     parser.add_argument("--images", type=int, default=5000, help="Of each kind that are asked about.")
     parser.add_argument("--epochs", type=int, default=30, help="Of the training on all data.")
@@ -148,6 +150,9 @@ def main() -> None:
         if "recorded" in options.parts:
             bench.audit_recorded(name, data)
         subjects += bench.subjects(name, data)
+    for path in options.files:
+        coreset = pc.Coreset.load(path)
+        subjects.append(Subject(path.stem, coreset, pc.load_dataset(coreset.source, options.data_dir)))
     bench.attack(subjects)
 
 

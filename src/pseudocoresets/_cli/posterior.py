@@ -12,7 +12,7 @@ import typer
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_table
 from pseudocoresets._cli.process import A_PART_FAILED
-from pseudocoresets._io.files import require_writable_folder
+from pseudocoresets._io.files import only_writer, require_writable_folder
 from pseudocoresets._report.posterior import write_posterior_page
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import InputError
@@ -105,6 +105,7 @@ def posterior(
         names = o.words(methods or (LARGE_METHODS if large else METHODS))
         shape = (len(loaded.rows), loaded.model.size)
         folder = out or Path("runs") / f"posterior-{loaded.name.replace('.', '-')}"
+        stack.enter_context(only_writer(folder))
         stack.enter_context(threads_for(shape, SMALL_DATA))
         study = run_study(
             loaded,
@@ -117,8 +118,8 @@ def posterior(
             folder=folder,
             jobs=1 if large else jobs or (cores() if math.prod(shape) <= SMALL_DATA else 1),
         )
-    study.save(folder)
-    page = write_posterior_page(study, folder) if study.coresets else None
+        study.save(folder)
+        page = write_posterior_page(study, folder) if study.coresets else None
     if json:
         print_json(study.as_json() | {"folder": str(folder)})
     else:
