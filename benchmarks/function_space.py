@@ -364,6 +364,8 @@ class Bench:
             ipc,
             network=None if row.source != "none" else self.case.network,
             method_options=row.options,
+            checkpoint=path.with_suffix(".checkpoint"),
+            checkpoint_seconds=20.0,
             device=self.device,
             backend=self.backend,
             progress=Silent(),
@@ -429,7 +431,7 @@ class Bench:
 
     def document(self) -> dict[str, Any]:
         """All rows, for benchmarks/results."""
-        about = {"size": self.network.size, "training_images": len(self.data.train), **asdict(self.case)}
+        about = {**asdict(self.case), "size": self.network.size, "training_images": len(self.data.train)}
         return {**provenance(), "device": _device_name(self.device), "case": about, "rows": self._results()}
 
 
