@@ -19,13 +19,18 @@ from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.seeds import generator_for
+from pseudocoresets.dp import Guarantee, Release
+from pseudocoresets.methods.condensation.private_matching import PrivateMatching
 from pseudocoresets.models.networks import build_network
 from pseudocoresets.privacy.origin import training_data
 from pseudocoresets.privacy.recipe import Recipe
 from pseudocoresets.privacy.recovery import recovery, start_images
 from pseudocoresets.privacy.report import ALL_DATA, CORESET, RANDOM
+from pseudocoresets.sources.experts import Experts
 
-QUICK: dict[str, Any] = {"chains": 2, "steps": 40, "samples": 5, "device": "cpu"}
+QUICK: dict[str, Any] = {"chains": 2, "steps": 40, "samples": 5, "device": "cpu"} | {
+    "preset": pc.Preset(experts={"epochs": 1, "batch_size": 64})
+}
 FEW_STEPS = ("--chains", 2, "--sampling-steps", 40, "--samples", 5, "--device", "cpu")
 
 
@@ -46,11 +51,16 @@ def meaningless() -> pc.Dataset:
     return pc.Dataset.from_tensors(images, labels[:200], test=(held_out, labels[200:]), name="meaningless")
 
 
-def test_a_network_that_knows_its_data_by_heart_is_found_and_noise_is_not(meaningless: pc.Dataset) -> None:
-    experts = pc.train_experts(
-        meaningless, NETWORK, 1, 150, batch_size=20, learning_rate=0.1, augment=False, device="cpu"
-    )
-    report = pc.audit(made(meaningless, "noise"), meaningless, experts=experts, **QUICK)
+@pytest.fixture(scope="module")
+def by_heart(meaningless: pc.Dataset) -> Experts:
+    """A network that was trained until it knows its data."""
+    return pc.train_experts(meaningless, NETWORK, 1, 60, batch_size=20, learning_rate=0.1, augment=False, device="cpu")
+
+
+def test_a_network_that_knows_its_data_by_heart_is_found_and_noise_is_not(
+    meaningless: pc.Dataset, by_heart: Experts
+) -> None:
+    report = pc.audit(made(meaningless, "noise"), meaningless, experts=by_heart, **QUICK)
     overfitted, own = report.membership[ALL_DATA].threshold, report.membership[CORESET].threshold
     assert (own.members, own.others) == (200, 200)
     # Of random labels the network guesses one in ten right where it has not seen them: AUC is at least 0.9 if all
@@ -61,6 +71,15 @@ def test_a_network_that_knows_its_data_by_heart_is_found_and_noise_is_not(meanin
     words = " ".join(report.findings())
     assert f"trained on all data gives {overfitted.auc.value:.3f}" in words
     assert "started from noise" in words and "Only differential privacy is a guarantee" in words
+
+
+def test_shadows_make_the_attack_on_such_a_network_stronger(meaningless: pc.Dataset, by_heart: Experts) -> None:
+    """Which image was in which half is known to the attack; the least mistake there would leave a coin."""
+    report = pc.audit(made(meaningless, "random", "random"), meaningless, experts=by_heart, shadows=6, **QUICK)
+    attacks = report.membership[ALL_DATA].attacks()
+    assert attacks["LiRA"].auc.low > 0.9 and attacks["LiRA, each shadow"].auc.low > 0.9
+    assert attacks["LiRA"].at(0.01).value > attacks["loss threshold"].at(0.01).value
+    assert report.about["shadows"] == 6 and attacks["LiRA, each shadow"].members == 6 * 200
 
 
 def test_real_images_are_near_and_recognised(digits: pc.Dataset) -> None:
@@ -79,6 +98,19 @@ def test_real_images_are_near_and_recognised(digits: pc.Dataset) -> None:
     document = report.as_json()
     assert [row["of"] for row in document["membership"]] == [CORESET, RANDOM, ALL_DATA]
     assert report.picture().width > 200 and "<table>" in report._repr_html_()
+
+
+def test_every_image_of_a_mosaic_is_compared_with_its_own_start(digits: pc.Dataset) -> None:
+    """Stored at half the side, images are no copies any more, but each is more like its start than like others are."""
+    settings = ConstructionSettings(ipc=1, formation=2)
+    recorded = {"settings": asdict(settings), "method": {}}
+    start = real_coreset(digits, settings, made(digits, "random").network, "bptt", recorded)
+    report = pc.audit(start, digits, images=50, **QUICK)
+    found = report.recovery[CORESET]
+    assert not isinstance(found, str)
+    assert len(found.own) == report.about["points"] == 40
+    # Of starts in another order, 36 or more of 40 coins would have to fall on one side: one in ten million.
+    assert int((found.own > found.typical).sum()) >= 36 and found.recognised.low > found.chance
 
 
 def test_correlations_are_those_of_brute_force(digits: pc.Dataset) -> None:
@@ -115,6 +147,58 @@ def test_a_recipe_of_several_constructions_makes_the_same_again(digits: pc.Datas
     network = build_network(NETWORK, digits.shape, 10)
     again = recipe.make(digits, None, network, torch.device("cpu"), choose_backend(torch.device("cpu")))
     assert torch.equal(again.x, second.x)
+
+
+def test_a_way_of_ones_own_makes_the_shadows(digits: pc.Dataset, experts: Experts) -> None:
+    """Also where the record of the coreset does not say how it was made."""
+    given: list[int] = []
+
+    def make(data: pc.Dataset) -> pc.Coreset:
+        given.append(len(data.train))
+        return made(data, "random", ipc=1)
+
+    unknown = replace(made(digits, "random"), configuration={})
+    with pytest.raises(InputError, match="does not say all of how the coreset was made"):
+        pc.audit(unknown, digits, experts=experts, shadows=6, **QUICK)
+    report = pc.audit(unknown, digits, experts=experts, shadows=6, make=make, images=50, **QUICK)
+    assert sum(given) == 3 * 1797 and report.membership[CORESET].lira is not None
+    assert report.recovery[CORESET] == "The file does not say what the construction started from."
+
+
+def test_shadows_of_a_private_coreset_read_their_data_with_the_same_noise(digits: pc.Dataset) -> None:
+    """No accountant is asked again: the noise is in the record."""
+    settings = {"iterations": 5, "network": NETWORK, "device": "cpu", "initialisation": "noise"}
+    method = PrivateMatching(noise_multiplier=3.0, networks=2)
+    private = pc.construct(digits.publicly_normalised(), method=method, ipc=1, **settings)
+    promised = Guarantee(1.0, 1e-4, "a test", len(digits.train), (Release("class sums", 3.0),))
+    private = replace(private, guarantee=promised)
+    (step,) = Recipe.of(private).steps
+    assert step.gradient() == method and step.is_private
+    report = pc.audit(private, digits, shadows=6, images=50, **QUICK)
+    assert report.membership[CORESET].lira is not None
+    assert report.findings()[-1] == str(promised)
+    unknown = replace(private, configuration={**private.configuration, "method": {}})
+    with pytest.raises(InputError, match="does not say how this private coreset was made"):
+        pc.audit(unknown, digits, shadows=6, **QUICK)
+
+
+def test_what_was_learned_from_the_images_of_a_private_coreset_is_made_again_in_the_same_way(
+    digits: pc.Dataset,
+) -> None:
+    """Without noise, so that it can be compared: the private images first, then those learned from them."""
+    settings = {"iterations": 3, "network": NETWORK, "device": "cpu"}
+    data, method = digits.publicly_normalised(), PrivateMatching(noise_multiplier=0.0, networks=2)
+    promised = Guarantee(1.0, 1e-4, "a test", len(digits.train), (Release("class sums", 1.0),))
+    private = replace(pc.construct(data, method=method, ipc=4, initialisation="noise", **settings), guarantee=promised)
+    small = pc.construct(private.as_data(), method="gm", ipc=1, initial=None, **settings)
+    recipe = Recipe.of(small)
+    assert recipe.is_private and not recipe.needs_experts and recipe.steps[0].made_from is not None
+    network, cpu = build_network(NETWORK, digits.shape, 10), torch.device("cpu")
+    again = recipe.make(data, None, network, cpu, choose_backend(cpu))
+    assert torch.equal(again.x, small.x) and again.data_size == small.data_size == 1300
+    assert start_images(small, data) == (
+        "The construction started from synthetic images, so there is no real start image to recognise."
+    )
 
 
 def test_data_that_the_coreset_was_not_made_from_are_refused(digits: pc.Dataset) -> None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.options import written
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
@@ -60,9 +61,24 @@ class GradientMethod(ABC):
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         """The loss at ``points``, with its gradient in those of their tensors that ask for one."""
 
+    def private(self, noise_multiplier: float) -> GradientMethod:
+        """The form of this method that reads the data in one noisy release, whose noise has this deviation for each
+        unit by which one example changes it; most methods have none."""
+        raise InputError(
+            f"The method '{self.name or type(self).__name__}' has no private form; use 'dm', private experts with a "
+            "method that learns from experts alone, or data that were made privately."
+        )
+
     def hyperparameters(self) -> Mapping[str, Hyperparameter]:
         """What the method itself learns, such as a step size; usually nothing."""
         return {}
+
+    def state_shapes(self, size: int) -> Mapping[str, tuple[int, ...]] | None:
+        """The shapes of what ``Loss.state`` may hold for a model of ``size`` parameters, which checkpoints are held to.
+
+        None where the method does not say.
+        """
+        return None
 
     def options(self) -> dict[str, Any]:
         """What a file records of the method: its options, with parts that are objects written as text."""

@@ -56,17 +56,20 @@ class Recovery:
 def start_images(
     coreset: Coreset, data: Dataset, experts: Experts | None = None, device: torch.device = HOST
 ) -> Tensor | str:
-    """Positions of the images that the construction started from, or the reason why they are not known."""
+    """Positions of the images that the points started from, or the reason why they are not known."""
     try:
-        settings = Recipe.of(coreset).start
+        recipe = Recipe.of(coreset)
     except InputError:
         return "The file does not say what the construction started from."
+    settings = recipe.start
+    if recipe.steps[0].made_from is not None:
+        return "The construction started from synthetic images, so there is no real start image to recognise."
     if settings.initialisation in NOISES:
         return "The construction started from noise, so there is no start image to recognise."
     selection = selection_of_start(settings.initialisation)
     if selection.needs_experts and experts is None:
         return f"The start images were chosen by '{settings.initialisation}', which needs the experts to be repeated."
-    found = selection.select(data, settings.ipc, settings.seed, experts, device)
+    found = selection.select(data, settings.formation**2 * settings.ipc, settings.seed, experts, device)
     if len(found) != len(coreset):
         return "The file holds another number of points than its construction started from."
     return found

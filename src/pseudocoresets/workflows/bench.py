@@ -29,7 +29,7 @@ from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.progress import Silent
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.data.augmentation import Augmentation, dsa
+from pseudocoresets.data.augmentation import dsa
 from pseudocoresets.data.dataset import Dataset, Split
 from pseudocoresets.data.transforms import fit_normalisation
 from pseudocoresets.inference.sampling import sample_posterior
@@ -115,7 +115,7 @@ class _Bench:
         self._scale = scale
         self._device = device
         self._backend = backend
-        self._data = synthetic_data(scale)
+        self._data = synthetic_data(scale.shape, scale.train_images, scale.test_images)
         self._network = build_network(scale.network, scale.shape, 10)
         self._flops, self._bandwidth = _matrix_rate(device), _copy_rate(device)
         self._expert_rate = math.nan
@@ -136,10 +136,8 @@ class _Bench:
             warm_up = time.monotonic() - began
             if self._device.type == "cuda":
                 self._run_ahead(step)
-            ours = self._median(step, self._scale.iterations)
-        reference = None
-        if chains == 1 and steps == self._scale.steps:
-            reference = self._median(self._reference(images, steps), self._scale.reference_iterations)
+            compared = chains == 1 and steps == self._scale.steps
+            ours, reference = self._beside(step, self._reference(images, steps) if compared else None)
         return Measurement(
             f"construction, ipc {ipc}, k = {steps}, N = {chains}",
             "ms",
@@ -230,7 +228,7 @@ class _Bench:
             began = time.monotonic()
             store.add(0, trajectory)
             storing = time.monotonic() - began
-            resident = self._random_experts(self._device)
+            resident = random_experts(self._network, self._device)
             iterations = [self._iteration(1, 1, self._scale.steps, experts) for experts in (resident, store.experts())]
             repeats = self._scale.iterations
             rounds = [[self._median(each, repeats) for each in iterations] for _ in range(DRAWING_ROUNDS)]
@@ -244,25 +242,12 @@ class _Bench:
         )
 
     def _iteration(self, ipc: int, chains: int, steps: int, experts: Experts | None = None) -> Callable[[], None]:
-        settings = ConstructionSettings(ipc=ipc, learning_rate=1e-3)
-        method = ContrastiveDivergence(expert_epochs=1, max_start_epoch=None, chains=chains, steps=steps)
-        start = real_coreset(self._data, settings, self._network.spec, "cd")
-        learner = Learner(Parameterisation(start.points), method, settings, self._device)
-        problem = Problem(
-            Energy(Classifier(self._network), self._scale.train_images),
-            source=experts or self._random_experts(),
-            augmentation=dsa(flippable=True),
-            backend=self._backend,
+        return construction_iteration(
+            self._data, self._network, ipc, chains, steps, self._device, self._backend, experts
         )
-        randomness = Randomness.for_purpose(0, "bench", device=self._device)
-        return lambda: learner.step(method, problem, randomness)
-
-    def _random_experts(self, device: str | torch.device = "cpu") -> Experts:
-        trajectories = [self._network.initialise(number, 3, device) for number in range(3)]
-        return Experts(self._network, NOTHING, ExpertSettings(epochs=2), trajectories)
 
     def _reference(self, images: int, steps: int) -> Callable[[], None]:
-        return _ReferenceLoop(self._network, self._scale.shape, images, steps, dsa(flippable=True), self._device)
+        return ReferenceLoop(self._network, images, steps, self._device)
 
     def _step_floor(self, images: int) -> float:
         """Milliseconds of one gradient step: arithmetic or traffic, whichever is more."""
@@ -274,6 +259,26 @@ class _Bench:
         for _ in range(self._scale.iterations):
             step()
         self._wait()
+
+    def _beside(self, step: Callable[[], object], reference: Callable[[], object] | None) -> tuple[float, float | None]:
+        """Milliseconds of an iteration, and of the reference's where there is one.
+
+        On a CPU, which other work may share, both are the best of calls in turn.
+        """
+        if reference is None:
+            return self._median(step, self._scale.iterations), None
+        if self._device.type == "cuda":
+            ours = self._median(step, self._scale.iterations)
+            return ours, self._median(reference, self._scale.reference_iterations)
+        times = []
+        for _ in range(min(WARM_UP_ITERATIONS, self._scale.iterations) + self._scale.iterations):
+            marks = [time.perf_counter()]
+            for call in (step, reference):
+                call()
+                marks.append(time.perf_counter())
+            times.append([1e3 * (after - before) for before, after in itertools.pairwise(marks)])
+        best_ours, best_reference = map(min, zip(*times, strict=True))
+        return best_ours, best_reference
 
     def _median(self, call: Callable[[], object], repeats: int) -> float:
         """Median milliseconds of a call, after warm-up; on a GPU, of calls that follow one another without waiting."""
@@ -304,24 +309,47 @@ class _Bench:
             torch.cuda.synchronize(self._device)
 
 
-class _ReferenceLoop:
+def construction_iteration(
+    data: Dataset,
+    network: Network,
+    ipc: int,
+    chains: int,
+    steps: int,
+    device: torch.device,
+    backend: Backend,
+    experts: Experts | None = None,
+) -> Callable[[], None]:
+    """One iteration of contrastive divergence, to be called again and again; random experts where none are given."""
+    settings = ConstructionSettings(ipc=ipc, learning_rate=1e-3)
+    method = ContrastiveDivergence(expert_epochs=1, max_start_epoch=None, chains=chains, steps=steps)
+    start = real_coreset(data, settings, network.spec, "cd")
+    learner = Learner(Parameterisation(start.points), method, settings, device)
+    problem = Problem(
+        Energy(Classifier(network), len(data.train)),
+        source=experts or random_experts(network),
+        augmentation=dsa(flippable=True),
+        backend=backend,
+    )
+    randomness = Randomness.for_purpose(0, "bench", device=device)
+    return lambda: learner.step(method, problem, randomness)
+
+
+def random_experts(network: Network, device: str | torch.device = "cpu") -> Experts:
+    """Three short trajectories of parameters that were never trained."""
+    trajectories = [network.initialise(number, 3, device) for number in range(3)]
+    return Experts(network, NOTHING, ExpertSettings(epochs=2), trajectories)
+
+
+class ReferenceLoop:
     """Algorithm 1 as printed: one iteration of the plain loop, with Langevin noise of the right size."""
 
-    def __init__(
-        self,
-        network: Network,
-        shape: tuple[int, int, int],
-        images: int,
-        steps: int,
-        augmentation: Augmentation,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, network: Network, images: int, steps: int, device: torch.device) -> None:
         self._module = network.module(network.initialise(0)).to(device)
         self._start = [parameter.detach().clone() for parameter in self._module.parameters()]
-        self._images = torch.randn(images, *shape, device=device, requires_grad=True)
+        self._images = torch.randn(images, *network.spec.shape, device=device, requires_grad=True)
         self._labels = torch.arange(images, device=device) % network.spec.classes
         self._steps = steps
-        self._augmentation = augmentation
+        self._augmentation = dsa(flippable=True)
         self._randomness = Randomness.for_purpose(0, "reference", device=device)
 
     def __call__(self) -> None:
@@ -368,20 +396,20 @@ def step_cost(network: Network, images: int, bytes_per_value: int) -> tuple[floa
     return flops, traffic + 16.0 * network.size
 
 
-def synthetic_data(scale: Scale) -> Dataset:
+def synthetic_data(shape: tuple[int, int, int], train_images: int, test_images: int, classes: int = 10) -> Dataset:
     """Random bytes in the shapes of real data: speed does not depend on what the pixels show."""
     generator = torch.Generator().manual_seed(0)
 
     def split(count: int) -> Split:
-        images = torch.randint(0, 256, (count, *scale.shape), generator=generator, dtype=torch.uint8)
-        return Split(images, torch.arange(count) % 10)
+        images = torch.randint(0, 256, (count, *shape), generator=generator, dtype=torch.uint8)
+        return Split(images, torch.arange(count) % classes)
 
-    train = split(scale.train_images)
+    train = split(train_images)
     return Dataset(
         name="bench",
         train=train,
-        test=split(scale.test_images),
-        classes=tuple(str(label) for label in range(10)),
+        test=split(test_images),
+        classes=tuple(str(label) for label in range(classes)),
         transform=fit_normalisation(train.images),
     )
 
