@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from provenance import provenance
 from pseudocoresets._io.files import read_tensors, write_json
+from pseudocoresets.workflows.provenance import provenance
 
 PART = 1_000_000
 ROW_GROUP = 131_072
