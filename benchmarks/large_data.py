@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from provenance import provenance
+
 from pseudocoresets._io.files import read_tensors, write_json
 
 PART = 1_000_000
