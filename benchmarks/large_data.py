@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from provenance import provenance
 
 from pseudocoresets._io.files import read_tensors, write_json
+from pseudocoresets.workflows.provenance import provenance
 
 PART = 1_000_000
 ROW_GROUP = 131_072
