@@ -38,13 +38,14 @@ from torch import Tensor
 import pseudocoresets as pc
 from provenance import provenance
 from pseudocoresets._io.files import read_tensors, write_json, write_tensors
+from pseudocoresets.backends import Backend, choose_backend
 from pseudocoresets.core.energy import Energy, Target
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.progress import Silent
 from pseudocoresets.core.seeds import derive_seed, generator_for
 from pseudocoresets.data.dataset import Dataset, stratified_split
 from pseudocoresets.evaluation import all_metrics
-from pseudocoresets.kernels import HMC, run_chain, warm_up, with_step_size
+from pseudocoresets.kernels import HMC, run_chain, warm_up
 from pseudocoresets.kernels.diagnostics import function_space_diagnostics
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.classifier import Classifier
@@ -53,8 +54,6 @@ from pseudocoresets.sources.experts import Experts, ExpertSettings, load_experts
 from pseudocoresets.sources.experts.store import TrainedOn
 
 PREDICTED_AT_ONCE = 8
-FIRST_STEP = 0.5
-"""From which a warm-up adapts the step size of the leapfrog, in units where the energy is per datum."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +74,8 @@ class Case:
     network: str
     prior_scale: float
     leapfrog_steps: int
+    first_step: float
+    """From which a warm-up adapts the step size of the leapfrog, in units where the energy is per datum."""
     reference: Lengths
     second: Lengths
     coreset: Lengths
@@ -86,18 +87,18 @@ class Case:
     ensemble: Mapping[str, Any] = field(
         default_factory=lambda: {"count": 10, "epochs": 50, "learning_rate": 0.01, "momentum": 0.9, "batch_size": 32}
     )
-    pcd_iterations: int = 300
+    pcd_iterations: int = 200
 
 
 CASES = {
     "digits": Case(
-        *("digits", "mlp:depth=1,width=32", 0.5, 50),
+        *("digits", "mlp:depth=1,width=32", 0.5, 50, 0.5),
         *(Lengths(4, 25, 25, 250), Lengths(4, 25, 25, 125), Lengths(8, 25, 10, 50)),
     ),
     "fashion-mnist": Case(
-        *("fashion-mnist", "lenet", 0.2, 100),
-        *(Lengths(4, 20, 20, 80), Lengths(4, 20, 20, 40), Lengths(4, 15, 5, 20)),
-        training_images=6000,
+        *("fashion-mnist", "lenet", 0.2, 250, 0.03),
+        *(Lengths(4, 20, 20, 60), Lengths(4, 20, 20, 30), Lengths(4, 20, 10, 30)),
+        training_images=3000,
         block=10,
         ensemble={"count": 10, "epochs": 20, "learning_rate": 0.01, "momentum": 0.9, "batch_size": 64},
         pcd_iterations=150,
@@ -121,8 +122,9 @@ class Row:
 
 
 def rows_of(case: Case) -> list[Row]:
-    hmc = f"hmc:leapfrog_steps={case.leapfrog_steps}"
-    persistent = {"chains": 32, "kernel": hmc, "step_size": 0.3, **FROM_DRAWS}
+    hmc = f"hmc:leapfrog_steps={min(100, case.leapfrog_steps)}"
+    step = 0.6 * case.first_step
+    persistent = {"chains": 16, "kernel": hmc, "step_size": step, **FROM_DRAWS}
     learning = {**ADAM, "iterations": case.pcd_iterations}
     return [
         Row("random real images", "random", "none"),
@@ -142,7 +144,7 @@ def rows_of(case: Case) -> list[Row]:
             "cd, from draws",
             "cd",
             "draws",
-            {"chains": 32, "steps": 1, "sigma": 0.0, "kernel": hmc, "step_size": 0.3, **FROM_DRAWS},
+            {"chains": 16, "steps": 1, "sigma": 0.0, "kernel": hmc, "step_size": step, **FROM_DRAWS},
             learning,
         ),
         Row("pcd, from draws", "pcd", "draws", persistent, learning),
@@ -154,6 +156,33 @@ def rows_of(case: Case) -> list[Row]:
             {**learning, "learn_weights": True, "weight_learning_rate": 0.03},
         ),
     ]
+
+
+@dataclass(frozen=True, eq=False)
+class BackendTarget:
+    """A target whose gradient a backend computes, captured once on a GPU.
+
+    sum_c s_c U(theta_c) at s = 1 has the gradients U(theta_c) in s_c and grad U(theta_c) in theta_c.
+    """
+
+    own: Target
+    backend: Backend
+
+    @property
+    def temperature(self) -> float:
+        return self.own.temperature
+
+    def potential(self, theta: Tensor) -> Tensor:
+        return self.own.potential(theta)
+
+    def potential_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        shares = theta.new_ones(len(theta)).requires_grad_()
+        tensors = {"shares": shares, "theta": theta.detach().requires_grad_()}
+        _, gradients = self.backend.value_and_gradients(self, self._total, tensors)
+        return gradients["shares"], gradients["theta"]
+
+    def _total(self, shares: Tensor, theta: Tensor) -> Tensor:
+        return (shares * self.own.potential(theta)).sum()
 
 
 class OutOfTime(Exception):
@@ -178,12 +207,17 @@ class Bench:
         return replace(data, train=data.train.subset(kept), transform=data.transform_source)
 
     @cached_property
+    def backend(self) -> Backend:
+        return choose_backend(self.device)
+
+    @cached_property
     def network(self) -> Network:
         return pc.build_network(self.case.network, self.data.shape, len(self.data.classes))
 
     def target(self, points: Points) -> Target:
         energy = Energy(Classifier(self.network, self.case.prior_scale), len(self.data.train))
-        return energy.target(*(each.to(self.device) for each in (points.x, points.y, points.weights)))
+        x, y, weights = (each.to(self.device) for each in (points.x, points.y, points.weights))
+        return BackendTarget(energy.target(x, y, weights), self.backend)
 
     def predicted(self, thetas: Tensor) -> Tensor:
         """Probabilities of the test inputs (draws, n, classes) on the host."""
@@ -197,7 +231,9 @@ class Bench:
         """Draws (chains, draws, size) of the full data's posterior, block by block, and how it went."""
         train = self.data.train
         points = Points(self.data.transform(train.images), train.labels, torch.ones(len(train)))
-        target, blocks, about = self.target(points), [], []
+        target = self.target(points)
+        blocks: list[Tensor] = []
+        about: list[dict[str, Any]] = []
         for number in range(lengths.draws // self.case.block):
             path = self.folder / f"{name}-{number:03d}.safetensors"
             if not path.is_file():
@@ -226,13 +262,13 @@ class Bench:
         self._require_time()
         began, seed = time.perf_counter(), derive_seed(0, "function space", name)
         generator = generator_for(seed, "block", number, device=self.device)
-        kernel, dropped = HMC(FIRST_STEP, self.case.leapfrog_steps), 0
+        kernel, dropped = HMC(self.case.first_step, self.case.leapfrog_steps), 0
         if before is None:
             start = self.network.initialise(seed, lengths.chains, self.device)
             kernel, start = warm_up(kernel, start, target, lengths.warmup, generator)
             dropped = lengths.dropped
         else:
-            start, kernel = before[0].to(self.device), with_step_size(kernel, before[1])
+            start, kernel = before[0].to(self.device), replace(kernel, step_size=before[1])
         keep = range(dropped + 1, dropped + self.case.block + 1)
         chain = run_chain(kernel, start, target, keep[-1], generator, keep)
         assert chain.acceptance is not None
@@ -248,7 +284,7 @@ class Bench:
         lengths, target = self.case.coreset, self.target(coreset.points)
         generator = generator_for(seed, "coreset", device=self.device)
         start = self.network.initialise(derive_seed(seed, "coreset"), lengths.chains, self.device)
-        kernel = HMC(FIRST_STEP, self.case.leapfrog_steps)
+        kernel = HMC(self.case.first_step, self.case.leapfrog_steps)
         kernel, start = warm_up(kernel, start, target, lengths.warmup, generator)
         keep = range(lengths.dropped + 1, lengths.dropped + lengths.draws + 1)
         chain = run_chain(kernel, start, target, keep[-1], generator, keep)
@@ -281,15 +317,27 @@ class Bench:
     @cached_property
     def experts(self) -> Experts:
         """As the preset ``quick`` trains them, without augmentation."""
-        own = dict(pc.preset("quick", self.data.name).experts) | {"epochs": self.case.expert_epochs, "augment": False}
-        folder = self.folder / "experts"
-        return train_experts(self.data, self.case.network, 5, out=folder, device=self.device, progress=Silent(), **own)
+        own = dict(pc.preset("quick", self.data.name).experts) | {"epochs": self.case.expert_epochs}
+        return self._trained("experts", {"count": 5, **own})
+
+    def _trained(self, name: str, settings: Mapping[str, Any]) -> Experts:
+        """Networks trained on the full data without augmentation, or those that the folder holds."""
+        folder = self.folder / name
+        if (folder / "store.json").is_file() and len(known := load_experts(folder)) == settings["count"]:
+            return known
+        return train_experts(
+            self.data,
+            self.case.network,
+            out=folder,
+            device=self.device,
+            backend=self.backend,
+            progress=Silent(),
+            augment=False,
+            **settings,
+        )
 
     def ensemble(self) -> None:
-        own = {"augment": False, **self.case.ensemble}
-        folder = self.folder / "ensemble"
-        train_experts(self.data, self.case.network, out=folder, device=self.device, progress=Silent(), **own)
-        trained = load_experts(folder)
+        trained = self._trained("ensemble", self.case.ensemble)
         ends = torch.stack([trained.snapshot(each, -1) for each in range(len(trained))])
         probabilities = self.predicted(ends)[:, None]
         self._record(f"deep ensemble of {len(trained)}, full data", self._judged(probabilities, self.reference))
@@ -309,6 +357,7 @@ class Bench:
             network=None if row.source != "none" else self.case.network,
             method_options=row.options,
             device=self.device,
+            backend=self.backend,
             progress=Silent(),
             seed=seed,
             **own | dict(row.settings),
@@ -323,8 +372,8 @@ class Bench:
             self._require_time()
             self.ensemble()
         for seed in range(seeds):
-            for row in rows:
-                for ipc in sizes:
+            for ipc in sizes:
+                for row in rows:
                     if not (self.folder / self._file(row.name, ipc, seed)).is_file():
                         self._require_time()
                         self._row(row, ipc, seed)
@@ -418,7 +467,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/function-space"))
     parser.add_argument("--data-dir", default="data")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rows", help="names of rows, separated by semicolons; default: all")
+    parser.add_argument("--rows", help="names of rows in their order, separated by semicolons; default: all")
     parser.add_argument("--sizes", default="1,10")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -430,7 +479,9 @@ def main() -> None:
     if given.training_images is not None:
         case = replace(case, training_images=given.training_images)
     bench = Bench(case, given.out / given.case, torch.device(given.device), given.data_dir, given.minutes)
-    rows = [row for row in rows_of(case) if given.rows is None or row.name in given.rows.split(";")]
+    known = {row.name: row for row in rows_of(case)}
+    rows = list(known.values()) if given.rows is None else [known[name] for name in given.rows.split(";")]
+    torch.backends.cudnn.allow_tf32 = False
     try:
         if not given.table:
             bench.run(rows, [int(size) for size in given.sizes.split(",")], given.seeds)

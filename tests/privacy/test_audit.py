@@ -24,6 +24,7 @@ from pseudocoresets.privacy.origin import training_data
 from pseudocoresets.privacy.recipe import Recipe
 from pseudocoresets.privacy.recovery import recovery, start_images
 from pseudocoresets.privacy.report import ALL_DATA, CORESET, RANDOM
+from pseudocoresets.sources.experts import Experts
 
 QUICK: dict[str, Any] = {"chains": 2, "steps": 40, "samples": 5, "device": "cpu"}
 FEW_STEPS = ("--chains", 2, "--sampling-steps", 40, "--samples", 5, "--device", "cpu")
@@ -46,11 +47,16 @@ def meaningless() -> pc.Dataset:
     return pc.Dataset.from_tensors(images, labels[:200], test=(held_out, labels[200:]), name="meaningless")
 
 
-def test_a_network_that_knows_its_data_by_heart_is_found_and_noise_is_not(meaningless: pc.Dataset) -> None:
-    experts = pc.train_experts(
-        meaningless, NETWORK, 1, 150, batch_size=20, learning_rate=0.1, augment=False, device="cpu"
-    )
-    report = pc.audit(made(meaningless, "noise"), meaningless, experts=experts, **QUICK)
+@pytest.fixture(scope="module")
+def by_heart(meaningless: pc.Dataset) -> Experts:
+    """A network that was trained until it knows its data."""
+    return pc.train_experts(meaningless, NETWORK, 1, 60, batch_size=20, learning_rate=0.1, augment=False, device="cpu")
+
+
+def test_a_network_that_knows_its_data_by_heart_is_found_and_noise_is_not(
+    meaningless: pc.Dataset, by_heart: Experts
+) -> None:
+    report = pc.audit(made(meaningless, "noise"), meaningless, experts=by_heart, **QUICK)
     overfitted, own = report.membership[ALL_DATA].threshold, report.membership[CORESET].threshold
     assert (own.members, own.others) == (200, 200)
     # Of random labels the network guesses one in ten right where it has not seen them: AUC is at least 0.9 if all
@@ -61,6 +67,15 @@ def test_a_network_that_knows_its_data_by_heart_is_found_and_noise_is_not(meanin
     words = " ".join(report.findings())
     assert f"trained on all data gives {overfitted.auc.value:.3f}" in words
     assert "started from noise" in words and "Only differential privacy is a guarantee" in words
+
+
+def test_shadows_make_the_attack_on_such_a_network_stronger(meaningless: pc.Dataset, by_heart: Experts) -> None:
+    """Which image was in which half is known to the attack; the least mistake there would leave a coin."""
+    report = pc.audit(made(meaningless, "random", "random"), meaningless, experts=by_heart, shadows=6, **QUICK)
+    attacks = report.membership[ALL_DATA].attacks()
+    assert attacks["LiRA"].auc.low > 0.9 and attacks["LiRA, each shadow"].auc.low > 0.9
+    assert attacks["LiRA"].at(0.01).value > attacks["loss threshold"].at(0.01).value
+    assert report.about["shadows"] == 6 and attacks["LiRA, each shadow"].members == 6 * 200
 
 
 def test_real_images_are_near_and_recognised(digits: pc.Dataset) -> None:
@@ -79,6 +94,19 @@ def test_real_images_are_near_and_recognised(digits: pc.Dataset) -> None:
     document = report.as_json()
     assert [row["of"] for row in document["membership"]] == [CORESET, RANDOM, ALL_DATA]
     assert report.picture().width > 200 and "<table>" in report._repr_html_()
+
+
+def test_every_image_of_a_mosaic_is_compared_with_its_own_start(digits: pc.Dataset) -> None:
+    """Stored at half the side, images are no copies any more, but each is more like its start than like others are."""
+    settings = ConstructionSettings(ipc=1, formation=2)
+    recorded = {"settings": asdict(settings), "method": {}}
+    start = real_coreset(digits, settings, made(digits, "random").network, "bptt", recorded)
+    report = pc.audit(start, digits, images=50, **QUICK)
+    found = report.recovery[CORESET]
+    assert not isinstance(found, str)
+    assert len(found.own) == report.about["points"] == 40
+    # Of starts in another order, 36 or more of 40 coins would have to fall on one side: one in ten million.
+    assert int((found.own > found.typical).sum()) >= 36 and found.recognised.low > found.chance
 
 
 def test_correlations_are_those_of_brute_force(digits: pc.Dataset) -> None:

@@ -28,6 +28,7 @@ from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.seeds import generator_for
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import load_dataset
+from pseudocoresets.privacy.roc import roc
 
 ACCURACIES = [0.90, 0.91, 0.89, 0.92, 0.88]
 
@@ -228,6 +229,25 @@ def test_chains_that_disagree_are_called_out(run_folder: Path) -> None:
     text = text_of(write_report(run_folder))
     assert "The chains of the coreset disagree. " + warning in text
     assert "No disagreement" not in text
+
+
+def test_an_audit_of_the_run_is_a_section_of_its_page(run_folder: Path) -> None:
+    assert 'id="privacy"' not in write_report(run_folder).read_text()
+    attack = {"attack": "loss threshold", **roc([0.1, 0.9, 0.5, 0.7], [False, True, False, True]).as_json()}
+    names = ("this coreset", "random real images", "training on all data")
+    audit = {"dataset": "digits", "method": "cd", "points": 20, "training_images": 1300, "neighbours": []} | {
+        "findings": ["The <b>start</b> images can be seen."],
+        "membership": [{"of": name, "accuracy": 0.5, "attacks": [attack]} for name in names],
+        "recovery": [{"of": "this coreset", "unknown": "It started from noise."}],
+    }
+    (run_folder / "privacy").mkdir()
+    (run_folder / "privacy" / "audit.json").write_text(json.dumps(audit))
+    page = write_report(run_folder).read_text()
+    assert 'id="privacy"' in page and "The &lt;b&gt;start&lt;/b&gt; images can be seen." in page
+    assert "1.000 (1.000 to 1.000)" in page and 'aria-label="True against false positives' in page
+    (run_folder / "privacy" / "audit.json").write_text(json.dumps(audit | {"membership": [1]}))
+    with pytest.raises(FileFormatError, match="is not what an audit wrote; audit again, or remove it"):
+        write_report(run_folder)
 
 
 def test_the_least_run_folder_still_gives_a_page(run_folder: Path) -> None:

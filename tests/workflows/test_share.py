@@ -64,9 +64,12 @@ def test_the_card_of_a_run_has_its_figures_and_real_data_are_called_real(coreset
     replace(coreset, method="random", source="folder:/home/me/secret/pets").save(tmp_path / "coreset.safetensors")
     block = {name: {"mean": 0.5, "std": 0.1} for name in ("accuracy", "nll", "ece", "brier")}
     (tmp_path / "metrics.json").write_text(json.dumps({**block, "protocol": "cold", "control": {}}))
+    (tmp_path / "privacy").mkdir()
+    (tmp_path / "privacy" / "audit.json").write_text(json.dumps({"findings": ["All points can be traced."]}))
     share(tmp_path, tmp_path / "out", licence="CC0")
     card = (tmp_path / "out" / "README.md").read_text()
     assert REAL in card and "CC0." in card
+    assert "`bpc privacy audit` found:\n\n- All points can be traced.\n" in card
     assert "| accuracy % | 50.0 ± 10.0 | not recorded |" in card
     assert "Coreset of pets" in card and "secret" not in card
 

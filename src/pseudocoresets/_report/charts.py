@@ -18,6 +18,8 @@ WIDTH, HEIGHT, SQUARE_HEIGHT = 420, 270, 420
 POINTS_PER_INCH = 72
 LETTERS = 11.5
 MOST_POINTS = 200
+MOST_COLUMNS = 3
+"""Of a legend; more entries stand in two."""
 SMOOTHED_PARTS = 20
 LOG_SCALE_FROM = 50.0
 """A curve whose largest value is this many times its smallest is drawn on a logarithmic scale."""
@@ -161,7 +163,8 @@ def _svg(figure: Any, title: str, description: str, legend: bool) -> Markup:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     if legend:
-        where = {"loc": "outside upper left", "ncols": len(figure.axes[0].lines)}
+        count = len(figure.axes[0].lines)
+        where = {"loc": "outside upper left", "ncols": count if count <= MOST_COLUMNS else 2}
         figure.legend(frameon=False, labelcolor=STAND_INS["muted"], fontsize=LETTERS, **where)
     buffer = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):

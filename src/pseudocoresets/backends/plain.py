@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from pseudocoresets.backends.backend import IMAGES_PER_BLOCK, ChainPlan, ChainRunner, MeanEnergies
-from pseudocoresets.core.energy import Energy, FunctionTarget, Model
+from pseudocoresets.core.energy import DifferentiatedModel, Energy, Model, without_noise
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
@@ -16,7 +17,7 @@ from pseudocoresets.data.augmentation import AnyAugmentation, Transformation
 from pseudocoresets.gradients.adjoint import StoredTrajectory
 from pseudocoresets.gradients.descent import Descent, Trajectory
 from pseudocoresets.kernels import AnyKernel, is_adjusted, transitions
-from pseudocoresets.models.classifier import Classifier
+from pseudocoresets.models.classifier import Classifier, differentiated
 from pseudocoresets.models.networks import Network
 
 DATA_AT_ONCE = 256
@@ -87,9 +88,10 @@ class PlainBackend:
     ) -> Tensor:
         fixed, kept = plan.points.detached(), []
         augment = chain_augmentation(plan.kernel, len(fixed), plan.augmentation, randomness)
-        target = plan.energy.target(fixed.x, fixed.y, fixed.weights, augment)
+        energy = replace(plan.energy, model=differentiated(plan.energy.model, start.device))
+        target = energy.target(fixed.x, fixed.y, fixed.weights, augment)
         if not plan.noisy:
-            target = FunctionTarget(target.potential, 0.0)
+            target = without_noise(target)
         steps = transitions(plan.kernel, start, target, plan.steps, randomness.device, plan.schedule)
         for t, (state, _) in enumerate(steps, 1):
             if t in plan.kept_steps:
@@ -110,7 +112,7 @@ class PlainChains:
 
     def __init__(self, network: Network, device: torch.device, chains: int, shared: bool) -> None:
         self.chains, self.steps = chains, 1
-        self._model = Classifier(network)
+        self._model = differentiated(Classifier(network), device)
         self._shared = shared
         self._theta = torch.zeros(chains, network.size, device=device)
         self._velocity = torch.zeros_like(self._theta)
@@ -148,6 +150,8 @@ class PlainChains:
         factors = self._factors.reshape(-1, count)
         if self._shared:
             images, y = images[0], y[0]
+        if isinstance(self._model, DifferentiatedModel):
+            return self._model.log_likelihood_and_gradient(self._theta, images, y, -factors)[1]
         theta = self._theta.requires_grad_()
         with torch.enable_grad():
             energy = -(factors * self._model.log_likelihood(theta, images, y)).sum()

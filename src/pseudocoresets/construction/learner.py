@@ -117,17 +117,18 @@ class Learner:
 
     def points(self) -> Points:
         """The points as functions of what is learned, with the method's hyper-parameters and state."""
-        return self._points_of(self._leaves)
+        return self._with_own(self._form.points(self._leaves), self._leaves)
 
     def learned_points(self) -> Points:
-        """The answer: the points, or the average of their iterates, without a graph."""
-        return self._points_of(self._leaves | self._averages).detached()
+        """The answer, as it is stored: the points, or the average of their iterates, without a graph."""
+        leaves = self._leaves | self._averages
+        return self._with_own(self._form.stored(leaves), leaves).detached()
 
-    def _points_of(self, leaves: Mapping[str, Tensor]) -> Points:
+    def _with_own(self, points: Points, leaves: Mapping[str, Tensor]) -> Points:
         hyperparameters = {
             name.removeprefix(HYPERPARAMETER): leaf for name, leaf in leaves.items() if name.startswith(HYPERPARAMETER)
         }
-        return replace(self._form.points(leaves), hyperparameters=hyperparameters, state=self._method_state)
+        return replace(points, hyperparameters=hyperparameters, state=self._method_state)
 
     def step(self, method: GradientMethod, problem: Problem, randomness: Randomness) -> None:
         loss = method.loss(self.points(), problem, randomness)

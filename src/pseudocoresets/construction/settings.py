@@ -34,6 +34,11 @@ class ConstructionSettings:
     initialisation: str = setting(
         "random", "Selection of real images that the construction starts from, or noise or faint-noise."
     )
+    formation: int = setting(
+        1,
+        "Tiles along each side of a stored image: 2 keeps four images of half the side in one, enlarged when used.",
+        within=counted(16),
+    )
     augment: bool = setting(True, "Augment images, or see them as they are.")
     mixed_kinds: bool = setting(
         False,

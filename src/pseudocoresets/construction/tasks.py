@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from pseudocoresets.backends import Backend
 from pseudocoresets.construction.settings import ConstructionSettings
@@ -15,6 +16,7 @@ from pseudocoresets.core.devices import HOST
 from pseudocoresets.core.energy import Energy, require_signal, uniform_weights
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.fingerprint import fingerprint
+from pseudocoresets.core.formation import tiled
 from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.seeds import generator_for
 from pseudocoresets.coreset import Coreset, require_same_shape
@@ -76,6 +78,11 @@ class ImageTask:
         self, initial: Coreset, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any]
     ) -> Coreset:
         require_same_shape(initial, self.data)
+        if initial.formation != settings.formation:
+            raise InputError(
+                f"The coreset to go on from has formation {initial.formation}; go on with --formation "
+                f"{initial.formation} (formation={initial.formation}), not {settings.formation}."
+            )
         return replace(renamed(initial, settings, method, recorded), network=self.network.spec)
 
     def problem(self, settings: ConstructionSettings, device: torch.device, backend: Backend) -> Problem:
@@ -103,11 +110,12 @@ class ImageTask:
         if not (method.learns_points or labels or weights):
             raise InputError(f"The method '{start.method}' learns labels and no images; leave out --keep-labels.")
         return Parameterisation(
-            start.points,
+            start.stored,
             "simplex" if labels else "fixed",
             weights,
             classes=len(start.classes),
             learn_points=method.learns_points,
+            formation=start.formation,
         )
 
     def identity(self) -> str:
@@ -130,9 +138,17 @@ def real_coreset(
     experts: Experts | None = None,
     device: torch.device = HOST,
 ) -> Coreset:
-    """Real images chosen by ``settings.initialisation``, or noise: where a construction starts, and the control."""
-    index = selection_of_start(settings.initialisation).select(data, settings.ipc, settings.seed, experts, device)
+    """Real images chosen by ``settings.initialisation``, or noise: where a construction starts, and the control.
+
+    Where several are kept in one, that many more are chosen.
+    """
+    tiles = settings.formation**2
+    selection = selection_of_start(settings.initialisation)
+    index = selection.select(data, tiles * settings.ipc, settings.seed, experts, device)
     x = data.transform(data.train.images[index])
+    if tiles > 1:
+        require_whole_mosaics(data.train.labels[index], tiles)
+        x, index = tiled(x, settings.formation), index[::tiles]
     if settings.initialisation in NOISES:
         x = torch.randn(x.shape, generator=generator_for(settings.seed, "noise"))
     if settings.initialisation == "faint-noise":
@@ -152,4 +168,15 @@ def real_coreset(
         network=network,
         configuration=recorded or {"settings": asdict(settings)},
         flippable=data.flippable,
+        formation=settings.formation,
     )
+
+
+def require_whole_mosaics(labels: Tensor, tiles: int) -> None:
+    """Images of ``labels``, class by class, must fill mosaics of one class each."""
+    counts = labels.bincount()
+    if bool((counts % tiles).any()):
+        raise InputError(
+            f"A stored image takes {tiles} images of its class, and a class has only {int(counts.min())}; choose fewer "
+            "images per class or a smaller 'formation'."
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -73,7 +73,7 @@ class FunctionTarget:
 
 def potential_and_gradient(target: Target, theta: Tensor) -> tuple[Tensor, Tensor]:
     """U(theta) and its gradient, both without a graph; in closed form where the target offers that."""
-    if isinstance(target, DifferentiatedTarget):
+    if isinstance(target, (_ClosedFormTarget, DifferentiatedTarget)):  # a class is found sooner than a protocol
         return target.potential_and_gradient(theta)
     with torch.enable_grad():
         theta = theta.detach().requires_grad_()
@@ -118,8 +118,8 @@ class Energy:
         ``augment`` is applied to the points at each evaluation; drawing afresh each time makes the gradient stochastic.
         """
         temperature = self.temperature / self.data_size
-        if augment is None and isinstance(self.model, DifferentiatedModel):
-            return _ClosedFormTarget(self.model, self.data_size, x, y, weights, temperature)
+        if isinstance(self.model, DifferentiatedModel):
+            return _ClosedFormTarget(self.model, self.data_size, x, y, weights, temperature, augment)
 
         def potential(theta: Tensor) -> Tensor:
             seen = x if augment is None else augment(x)
@@ -138,16 +138,27 @@ class _ClosedFormTarget:
     y: Tensor
     weights: Tensor
     temperature: float
+    augment: Callable[[Tensor], Tensor] | None = None
 
     def potential(self, theta: Tensor) -> Tensor:
-        likelihood = (self.weights * self.model.log_likelihood(theta, self.x, self.y)).sum(-1)
+        likelihood = (self.weights * self.model.log_likelihood(theta, self._seen(), self.y)).sum(-1)
         return -(likelihood + self.model.log_prior(theta)) / self.data_size
 
     @torch.no_grad()
     def potential_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        value, gradient = self.model.log_likelihood_and_gradient(theta, self.x, self.y, self.weights)
+        value, gradient = self.model.log_likelihood_and_gradient(theta, self._seen(), self.y, self.weights)
         value, gradient = value + self.model.log_prior(theta), gradient + self.model.log_prior_gradient(theta)
         return -value / self.data_size, -gradient / self.data_size
+
+    def _seen(self) -> Tensor:
+        return self.x if self.augment is None else self.augment(self.x)
+
+
+def without_noise(target: Target) -> Target:
+    """The same potential at temperature zero, with its gradient in closed form where it had that."""
+    if isinstance(target, _ClosedFormTarget | FunctionTarget):
+        return replace(target, temperature=0.0)
+    return FunctionTarget(target.potential, 0.0)
 
 
 def require_signal(weights_sum: float, data_size: int, temperature: float) -> None:

@@ -194,7 +194,7 @@ def control_settings(coreset: Coreset) -> ConstructionSettings:
 def control_coreset(settings: ConstructionSettings, data: Dataset, network: NetworkSpec | None, draw: int) -> Coreset:
     """One draw of random real images: as many per class as ``settings`` ask for, and weighted as they say."""
     seed = derive_seed(settings.seed, "control", draw)
-    own = replace(settings, seed=seed, initialisation="random")
+    own = replace(settings, seed=seed, initialisation="random", formation=1)
     return real_coreset(data, own, network, "random")
 
 

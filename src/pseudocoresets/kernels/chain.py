@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pseudocoresets.core.energy import FunctionTarget, Target
+from pseudocoresets.core.energy import Target, without_noise
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.kernels.adaptation import with_step_size
 from pseudocoresets.kernels.kernel import AnyKernel, Info, State, is_adjusted
@@ -102,5 +102,5 @@ def run_chain(
 def _target_at(t: int, target: Target, kernel: AnyKernel, schedule: Schedule | None) -> Target:
     """The target at temperature zero where a cyclical schedule explores, else as it is."""
     if explores(schedule, t) and not is_adjusted(kernel):
-        return FunctionTarget(target.potential, 0.0)
+        return without_noise(target)
     return target

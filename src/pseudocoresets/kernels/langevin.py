@@ -43,5 +43,5 @@ class Langevin:
         potential, gradient = potential_and_gradient(target, state.position)
         scale = math.sqrt(2 * self.step_size * target.temperature)
         noise = normal_like(gradient, generator)
-        position = state.position - self.step_size * gradient + scale * noise
+        position = state.position.sub(gradient, alpha=self.step_size).add_(noise, alpha=scale)
         return LangevinState(position), Info(potential)

@@ -31,6 +31,9 @@ iteration costs p B plain steps beside its unroll. The chains of the first itera
 ``spread`` their ages are already those that restarts lead to in the long run, chain i = 0 .. C-1 having the quantile
 (i + 1/2) / C of the distribution of B + k W.
 
+With ``networks``, each iteration draws one of a pool of networks and its window is one of that network's own chains, so
+that L is an average over the pool: the coreset is made for all of them, and not for the one it is named after.
+
 Gradients differ in length with the age and from chain to chain. With ``equal_weight`` the gradient of an iteration is
 divided, in everything that is learned, by its norm over the images, so that no iteration counts for more than another.
 """
@@ -38,7 +41,7 @@ divided, in everything that is learned, by its norm over the images, so that no 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -53,9 +56,10 @@ from pseudocoresets.core.state import STEP_SIZE, Motion, at_rest
 from pseudocoresets.gradients import GradientEstimator, Outcome, Terminal, build_gradient
 from pseudocoresets.gradients.learned import learned_tensors, with_gradient
 from pseudocoresets.kernels.kernel import positive_step_size
-from pseudocoresets.methods.estimator import fresh_parameters, network_of, require_at_least
+from pseudocoresets.methods.estimator import fresh_parameters, network_of, require_at_least, with_network
 from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss
 from pseudocoresets.methods.problem import Problem
+from pseudocoresets.models.networks import network_names, require_network
 
 POOL, VELOCITIES = "chains", "velocities"
 """The names under which the places of the chains (chains, parameters) and their velocities are carried."""
@@ -85,6 +89,8 @@ class BPTT(GradientMethod):
     """Whether the gradient of an iteration is divided by its norm over the images."""
     unrolls: int = 1
     """How many chains are unrolled in each iteration, side by side."""
+    networks: str | Sequence[str] = ""
+    """Names of networks, such as ``convnet,alexnet``, of which each iteration draws one; none: the coreset's own."""
 
     name: ClassVar[str] = "bptt"
     needs_source: ClassVar[bool] = False
@@ -103,6 +109,10 @@ class BPTT(GradientMethod):
         )
         positive_step_size(self.step_size)
         build_gradient(self.gradient)
+        names = network_names(self.networks)
+        for name in names:
+            require_network(name)
+        object.__setattr__(self, "networks", ",".join(names))
         if not 0 <= self.momentum < 1:
             raise InputError(f"The momentum of a chain must lie in [0, 1); got {self.momentum}.")
         if self.burn_in % self.steps:
@@ -114,6 +124,17 @@ class BPTT(GradientMethod):
         return {STEP_SIZE: Hyperparameter(self.step_size, self.step_size_learning_rate)}
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
+        if not self.networks:
+            return self._window(points, problem, randomness)
+        name = randomness.host.choice(network_names(self.networks))
+        ending = f" of {name}"
+        own = {key.removesuffix(ending): value for key, value in points.state.items() if key.endswith(ending)}
+        loss = self._window(replace(points, state=own), with_network(problem, name, self.name), randomness)
+        carried = {key + ending: value for key, value in loss.state.items()}
+        return loss._replace(state={**points.state, **carried})
+
+    def _window(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
+        """One unroll of the chains of the problem's network."""
         stepping = self._with_step_size(points)
         pool = self._pool(stepping, problem, randomness)
         chosen = randomness.host.sample(range(self.chains), self.unrolls)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -14,7 +17,7 @@ from pseudocoresets.kernels import Langevin
 from pseudocoresets.methods.method import Loss
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.models.classifier import Classifier
-from pseudocoresets.models.networks import Network
+from pseudocoresets.models.networks import Network, Shape, build_network
 
 SEED_BITS = 63
 
@@ -162,13 +165,31 @@ def shared_transformation(problem: Problem, randomness: Randomness) -> Transform
 
 def network_of(problem: Problem, method: str) -> Network:
     """The network of a method that starts from its initialisation."""
+    return _classifier(problem, method).network
+
+
+def with_network(problem: Problem, name: str, method: str) -> Problem:
+    """The same problem for another network, under the same prior."""
+    model = _classifier(problem, method)
+    spec = model.network.spec
+    other = replace(model, network=known_network(name, spec.shape, spec.classes))
+    return replace(problem, energy=replace(problem.energy, model=other))
+
+
+@lru_cache
+def known_network(name: str, shape: Shape, classes: int) -> Network:
+    """The network of that name, the same object each time, for which a backend captures its work once."""
+    return build_network(name, shape, classes)
+
+
+def _classifier(problem: Problem, method: str) -> Classifier:
     model = problem.energy.model
     if not isinstance(model, Classifier):
         raise InputError(
             f"The method '{method}' starts from a network's initialisation; it needs a model that is a Classifier, "
             f"got {type(model).__name__}."
         )
-    return model.network
+    return model
 
 
 def fresh_parameters(network: Network, count: int, like: Tensor, randomness: Randomness) -> Tensor:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pseudocoresets.core.energy import Model
 from pseudocoresets.models.networks.network import Network
+from pseudocoresets.models.networks.tiles import TiledConvNet, images_at_once, is_tileable
 from pseudocoresets.models.prior import NormalPrior
 
 
@@ -35,3 +37,60 @@ class Classifier(NormalPrior):
     def decay(self, data_size: int) -> float:
         """What the prior adds to grad U, per unit of theta: 1 / (s^2 n)."""
         return 1 / (self.prior_scale**2 * data_size)
+
+
+@dataclass(frozen=True)
+class TiledClassifier(Classifier):
+    """The same with the gradient of its network written out, in memory that it keeps: for one chain at a time."""
+
+    _tiled: dict[object, TiledConvNet] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def log_likelihood_and_gradient(
+        self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """sum_i w_i log p(y_i | x_i, theta) and its gradient in theta, for one or many theta.
+
+        ``x``, ``y`` and ``weights`` are shared, or have a leading dimension of chains.
+        """
+        if theta.dim() == 1:
+            values, gradients = self.log_likelihood_and_gradient(theta[None], x, y, weights)
+            return values[0], gradients[0]
+        labels = y if y.is_floating_point() else one_hot(y, self.network.spec.classes, theta.dtype)
+        size = images_at_once(self.network, len(theta))
+        parts = zip(x.split(size, -4), labels.split(size, -2), weights.split(size, -1), strict=True)
+        found = [self._part(theta, *part) for part in parts]
+        if len(found) == 1:
+            return found[0]
+        values, gradients = (torch.stack(each).sum(0) for each in zip(*found, strict=True))
+        return values, gradients
+
+    def _part(self, theta: Tensor, x: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """With scores f and labels as distributions, d/df_i of the sum is w_i (y_i - softmax(f_i) sum_c y_ic)."""
+        values = theta.new_zeros(())
+
+        def slope(scores: Tensor) -> Tensor:
+            nonlocal values
+            log_probabilities = F.log_softmax(scores, -1)
+            values = (weights * (labels * log_probabilities).sum(-1)).sum(-1)
+            expected = log_probabilities.exp_().mul_(labels.sum(-1, keepdim=True))
+            return (labels - expected).mul_(weights[..., None])
+
+        key = (len(theta), x.shape, theta.dtype)
+        if key not in self._tiled:
+            self._tiled[key] = TiledConvNet(self.network, *key)
+        gradient = self._tiled[key].gradient(theta, x, slope)
+        return values, gradient
+
+
+def differentiated(model: Model, device: torch.device) -> Model:
+    """The model, with its gradient written out where that is known and faster: a ConvNet on a CPU.
+
+    What is returned keeps working memory, so that it is for one chain, or one population of chains, at a time.
+    """
+    if type(model) is Classifier and device.type == "cpu" and is_tileable(model.network):
+        return TiledClassifier(model.network, model.prior_scale)
+    return model
+
+
+def one_hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    return (y[..., None] == torch.arange(classes, device=y.device)).to(dtype)

@@ -45,6 +45,7 @@ PROTOCOLS = ("cold", "point")
 POINTS_SHOWN, CLASSES_SHOWN = 5, 20
 """Points per class, and classes, in the picture."""
 PARTS_BEFORE_SHADOWS = 3
+FEATURES_AT_ONCE = 500
 
 
 def audit(
@@ -112,7 +113,8 @@ def audit(
         trained, control = experts or subject.experts(data, 1), subject.control(data)
         shown.advance(note="neighbours")
         questions = Questions.of(data, coreset.require_images(), images, seed)
-        both = {CORESET: coreset, RANDOM: control}
+        apart = _one_image_a_point(coreset)
+        both = {CORESET: apart, RANDOM: control}
         near = _neighbours(both, data, questions.held_out, trained, device)
         starts = {name: _recovery(each, data, experts, device) for name, each in both.items()}
         shown.advance(note="membership")
@@ -122,7 +124,7 @@ def audit(
     about = {
         "dataset": data.name,
         "method": coreset.method,
-        "points": len(coreset),
+        "points": len(apart),
         "network": str(used.spec),
         "protocol": protocol,
         "sampling": samples.settings.as_json(),
@@ -132,7 +134,7 @@ def audit(
         "shadows": shadows or 0,
         "seed": seed,
     }
-    panels = _panels(coreset, data, near, starts[CORESET])
+    panels = _panels(apart, data, near, starts[CORESET])
     classes = data.classes[:CLASSES_SHOWN]
     return AuditReport(about, near, rows, starts, panels, classes, time.monotonic() - began)
 
@@ -175,6 +177,12 @@ def _recipe_for(shadows: int, coreset: Coreset, data: Dataset, experts: Experts 
     return recipe
 
 
+def _one_image_a_point(coreset: Coreset) -> Coreset:
+    """The same where stored images hold one image each."""
+    points = coreset.points
+    return replace(coreset, x=points.x, y=points.y, weights=points.weights, formation=1)
+
+
 def _recovery(coreset: Coreset, data: Dataset, experts: Experts | None, device: torch.device) -> Recovery | str:
     starts = start_images(coreset, data, experts, device)
     return starts if isinstance(starts, str) else recovery(coreset, data, starts)
@@ -191,7 +199,8 @@ def _neighbours(
         return as_pixels(images.to(device), transform.span).flatten(1)
 
     def features(images: Tensor) -> Tensor:
-        return network.features(theta, transform(images.to(device)))
+        parts = (network.features(theta, transform(part.to(device))) for part in images.split(FEATURES_AT_ONCE))
+        return torch.cat(list(parts))
 
     spaces: dict[str, tuple[Embedding, list[Tensor]]] = {
         "pixels": (pixels, [each.to_pixels().to(device).flatten(1) for each in coresets.values()]),

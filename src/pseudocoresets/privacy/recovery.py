@@ -56,7 +56,7 @@ class Recovery:
 def start_images(
     coreset: Coreset, data: Dataset, experts: Experts | None = None, device: torch.device = HOST
 ) -> Tensor | str:
-    """Positions of the images that the construction started from, or the reason why they are not known."""
+    """Positions of the images that the points started from, or the reason why they are not known."""
     try:
         settings = Recipe.of(coreset).start
     except InputError:
@@ -66,7 +66,7 @@ def start_images(
     selection = selection_of_start(settings.initialisation)
     if selection.needs_experts and experts is None:
         return f"The start images were chosen by '{settings.initialisation}', which needs the experts to be repeated."
-    found = selection.select(data, settings.ipc, settings.seed, experts, device)
+    found = selection.select(data, settings.formation**2 * settings.ipc, settings.seed, experts, device)
     if len(found) != len(coreset):
         return "The file holds another number of points than its construction started from."
     return found

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pseudocoresets._io.files import only_writer, require_writable_folder, write_json
+from pseudocoresets._io.files import only_writer, read_json, require_writable_folder, write_json
+from pseudocoresets._io.schema import ListOf, Object, Text
 from pseudocoresets.coreset import Coreset, coreset_path, require_same_shape
 from pseudocoresets.data import FOLDER_PREFIX, find_entry, load_dataset
 from pseudocoresets.privacy import AuditReport, audit
@@ -16,6 +17,7 @@ from pseudocoresets.workflows.place import Workplace
 
 AUDIT_FILE, PICTURE_FILE, SHADOWS = "audit.json", "neighbours.png", "shadows"
 RUN_EXPERTS = "experts"
+FINDINGS = Object({"findings": ListOf(Text(2000), 100)})
 
 
 def audit_folder(coreset_file: Path) -> Path:
@@ -23,6 +25,13 @@ def audit_folder(coreset_file: Path) -> Path:
     if coreset_file.is_dir():
         return coreset_file / "privacy"
     return coreset_file.with_name(coreset_file.name.removesuffix(".safetensors") + ".privacy")
+
+
+def audit_findings(folder: Path) -> list[str]:
+    """What the audit in ``folder`` found, in words; nothing where there is none."""
+    path = folder / AUDIT_FILE
+    found: list[str] = read_json(path, FINDINGS)["findings"] if path.is_file() else []
+    return found
 
 
 def audit_file(

@@ -136,10 +136,8 @@ class _Bench:
             warm_up = time.monotonic() - began
             if self._device.type == "cuda":
                 self._run_ahead(step)
-            ours = self._median(step, self._scale.iterations)
-        reference = None
-        if chains == 1 and steps == self._scale.steps:
-            reference = self._median(self._reference(images, steps), self._scale.reference_iterations)
+            compared = chains == 1 and steps == self._scale.steps
+            ours, reference = self._beside(step, self._reference(images, steps) if compared else None)
         return Measurement(
             f"construction, ipc {ipc}, k = {steps}, N = {chains}",
             "ms",
@@ -274,6 +272,26 @@ class _Bench:
         for _ in range(self._scale.iterations):
             step()
         self._wait()
+
+    def _beside(self, step: Callable[[], object], reference: Callable[[], object] | None) -> tuple[float, float | None]:
+        """Milliseconds of an iteration, and of the reference's where there is one.
+
+        On a CPU, which other work may share, both are the best of calls in turn.
+        """
+        if reference is None:
+            return self._median(step, self._scale.iterations), None
+        if self._device.type == "cuda":
+            ours = self._median(step, self._scale.iterations)
+            return ours, self._median(reference, self._scale.reference_iterations)
+        times = []
+        for _ in range(min(WARM_UP_ITERATIONS, self._scale.iterations) + self._scale.iterations):
+            marks = [time.perf_counter()]
+            for call in (step, reference):
+                call()
+                marks.append(time.perf_counter())
+            times.append([1e3 * (after - before) for before, after in itertools.pairwise(marks)])
+        best_ours, best_reference = map(min, zip(*times, strict=True))
+        return best_ours, best_reference
 
     def _median(self, call: Callable[[], object], repeats: int) -> float:
         """Median milliseconds of a call, after warm-up; on a GPU, of calls that follow one another without waiting."""

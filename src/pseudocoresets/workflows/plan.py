@@ -23,7 +23,7 @@ from pseudocoresets.models.networks import require_network
 from pseudocoresets.presets import Before, Preset
 from pseudocoresets.sources.experts import ExpertSettings
 
-SHARED_BY_STAGES = ("ipc", "seed", "initialisation", "augment", "mixed_kinds", "weights", "prior_scale")
+SHARED_BY_STAGES = ("ipc", "seed", "initialisation", "formation", "augment", "mixed_kinds", "weights", "prior_scale")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pseudocoresets.coreset import CORESET_FILE, Coreset, coreset_path, library_
 from pseudocoresets.data import FOLDER_PREFIX, find_entry
 from pseudocoresets.evaluation.metrics import METRICS
 from pseudocoresets.methods.selection import SELECTIONS
+from pseudocoresets.workflows.audit import audit_findings, audit_folder
 
 UNKNOWN_LICENCE = "unknown: say it with --licence before you publish this folder"
 CARD, METRICS_FILE, PICTURE, SUMS = "README.md", "metrics.json", "coreset.png", "SHA256SUMS"
@@ -49,11 +50,19 @@ def share(path: str | os.PathLike[str], out: str | os.PathLike[str], licence: st
         write_json(folder / METRICS_FILE, metrics)
     terms = licence or _licence_of(coreset.source)
     write_text(folder / SUMS, f"{digest}  {CORESET_FILE}\n")
-    write_text(folder / CARD, card(coreset, terms, digest, metrics, (folder / PICTURE).is_file()))
+    found = audit_findings(audit_folder(Path(path)))
+    write_text(folder / CARD, card(coreset, terms, digest, metrics, (folder / PICTURE).is_file(), found))
     return {"folder": str(folder), "sha256": digest, "licence": terms}
 
 
-def card(coreset: Coreset, licence: str, digest: str, metrics: Mapping[str, Any] | None, pictured: bool) -> str:
+def card(
+    coreset: Coreset,
+    licence: str,
+    digest: str,
+    metrics: Mapping[str, Any] | None,
+    pictured: bool,
+    audited: Sequence[str] = (),
+) -> str:
     """What it is, how it was made, its figures, the licence of the data, privacy, and how to load it."""
     kind = "images" if coreset.holds_images else "rows"
     source = _source_name(coreset.source)
@@ -79,6 +88,7 @@ def card(coreset: Coreset, licence: str, digest: str, metrics: Mapping[str, Any]
     lines += ["## How it was made", "", f"By the method `{coreset.method}` with seed {coreset.seed}{network}.", ""]
     lines += ["```json", settings, "```", "", f"Libraries: {versions}.", "", "## Figures", "", *_figures(metrics), ""]
     lines += ["## Licence of the data", "", f"{licence}.", "", "## Privacy", "", REAL if real else SYNTHETIC, ""]
+    lines += ["`bpc privacy audit` found:", "", *(f"- {printable(each)}" for each in audited), ""] if audited else []
     lines += ["## How to load it", "", "```python", "import pseudocoresets as pc", ""]
     lines += [
         f'coreset = pc.Coreset.load("{CORESET_FILE}")',
