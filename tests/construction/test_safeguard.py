@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.glm_problems import FAMILIES, TRAITS, GlmProblem, glm_problem
 
 import pseudocoresets as pc
-from pseudocoresets.construction.safeguard import CHECKED, EVERYTHING, FEWER, OWN, Safeguard, between
+from pseudocoresets.construction.safeguard import CHECKED, EVERYTHING, FEWER, OWN, START, Safeguard, between
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import kl_divergence
 from pseudocoresets.core.points import Points
@@ -104,6 +104,16 @@ def test_many_synthetic_points_stand_beside_fewer() -> None:
     assert found.configuration[CHECKED]["returned"] == FEWER
     assert len(found) == 6
     assert problem.divergence(found.points)[0] < 0.05
+
+
+@pytest.mark.parametrize("method", ["fkl", "wasserstein"])
+def test_methods_that_fit_the_mean_alone_do_not_lose_the_covariance(method: str) -> None:
+    problem = glm_problem("logistic", "plain", 300, 3, seed=0)
+    found = pc.construct(problem.rows, problem.fit, method, model=problem.model, size=6, iterations=30)
+    checked = found.configuration[CHECKED]
+    assert checked["returned"] == START
+    assert checked["kl"][OWN] > 10 * checked["kl"][START]
+    assert problem.divergence(found.points)[0] < 0.01
 
 
 def test_without_the_check_a_method_is_taken_at_its_word() -> None:

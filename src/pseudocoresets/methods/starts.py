@@ -54,29 +54,34 @@ def starting_points(
 
     They are those of a Hilbert coreset with its weights and, where that leads nowhere, informative ones: about one
     search in four ends where two points share a direction and another has none. The best of several short searches is
-    continued, or the first that comes near. ``sharpen`` goes on by :func:`sharpened`. Weights are searched for too,
-    whether they are learned afterwards or not: points that a Hilbert coreset gave little weight would be lost.
+    continued, or the first that comes near. ``sharpen`` goes on by :func:`sharpened`. Where that is not enough, weights
+    are searched for too, whether they are learned afterwards or not: points that a Hilbert coreset gave little weight
+    would be lost.
     """
     forward = forward_kl_near(smooth_model(problem), nearest_gaussian(problem))
     best: tuple[Parameterisation, Tensor, float] | None = None
-    for form in _real_starts(problem, size, seed, starts):
+    for form in _real_starts(problem, size, seed, learn_weights, starts):
         search = form, *minimise(form, form.flattened(form.initial()), forward, 100, START_ENOUGH)
         best = search if best is None or search[2] < best[2] else best
         if best[2] < START_NEAR:
             break
     assert best is not None
-    form, free, _ = best
-    form = moved(form, minimise_again(form, free, forward, 300, 3, START_ENOUGH))
+    form = moved(best[0], best[1])
+    if best[2] >= START_ENOUGH:
+        form = replace(form, learn_weights=True)
+        form = moved(form, minimise_again(form, form.flattened(form.initial()), forward, 300, 3, START_ENOUGH))
     form = moved(form, sharpened(problem, form, form.flattened(form.initial()))) if sharpen else form
     return replace(form, learn_weights=learn_weights)
 
 
-def _real_starts(problem: Problem, size: int, seed: int, starts: int) -> Iterator[Parameterisation]:
+def _real_starts(
+    problem: Problem, size: int, seed: int, learn_weights: bool, starts: int
+) -> Iterator[Parameterisation]:
     check_size(problem.energy.data_size, size)
     with contextlib.suppress(DivergenceError):
         chosen = hilbert_coreset(problem, size, seed)
-        yield parameterised(problem, split_to(chosen, size), True, seed)
-    yield from informative_points(problem, size, seed, True, starts)
+        yield parameterised(problem, split_to(chosen, size), learn_weights, seed)
+    yield from informative_points(problem, size, seed, learn_weights, starts)
 
 
 def split_to(points: Points, size: int) -> Points:

@@ -7,6 +7,7 @@ from pseudocoresets.models.expectation import Expectation, SmoothModel, check_da
 from pseudocoresets.models.external import JaxModel, NumpyModel
 from pseudocoresets.models.functions import FunctionModel
 from pseudocoresets.models.gaussian_mean import GaussianMean
+from pseudocoresets.models.gaussian_process import GaussianProcess, InducingPoints
 from pseudocoresets.models.glm import (
     LinearPredictorModel,
     LinearRegression,
@@ -34,7 +35,9 @@ __all__ = [
     "ExtendedRegression",
     "FunctionModel",
     "GaussianMean",
+    "GaussianProcess",
     "GaussianRegression",
+    "InducingPoints",
     "JaxModel",
     "LinearPredictorModel",
     "LinearRegression",
