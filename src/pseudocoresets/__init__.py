@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pseudocoresets import data as data
+    from pseudocoresets import dp as dp
     from pseudocoresets import gradients as gradients
     from pseudocoresets import kernels as kernels
     from pseudocoresets import methods as methods
@@ -91,7 +92,7 @@ _HOMES = {
 """The public names by the module that defines each; a name is imported when it is first used."""
 
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_NAMESPACES = ("data", "gradients", "kernels", "methods", "models")
+_NAMESPACES = ("data", "dp", "gradients", "kernels", "methods", "models")
 
 __all__ = sorted((*_HOME_OF, *_NAMESPACES))
 

@@ -42,11 +42,12 @@ from pseudocoresets.core.formation import spread_out, tiled
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.settings import Range
 from pseudocoresets.data.catalogue import DatasetEntry
-from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.data.dataset import Dataset, Split
 from pseudocoresets.data.download import fetch_by_hash
 from pseudocoresets.data.restoring import MissingWhitening, with_origin, without_matrices
 from pseudocoresets.data.transforms import InputTransform, WhiteningOrigin
 from pseudocoresets.data.zca_cache import cache_folder
+from pseudocoresets.dp.guarantee import GUARANTEE_KIND, Guarantee
 from pseudocoresets.models.networks import NETWORK_KIND, NetworkSpec, spec_from_json
 
 FORMAT = "pseudocoreset"
@@ -94,6 +95,7 @@ DOCUMENT = Object(
         ),
         "formation": Number(Range(1, 16), whole=True),
         "libraries": ANY_OBJECT,
+        "guarantee": GUARANTEE_KIND,
     },
 )
 IMAGE_ARRAYS = {
@@ -156,6 +158,8 @@ class Coreset:
     """Positions in the full data, of rows that are real points."""
     formation: int = 1
     """Tiles along each side of an image of ``x`` that are points of their own, enlarged when they are used."""
+    guarantee: Guarantee | None = None
+    """Of differential privacy for each example of the full data, where it was made with one."""
 
     def __len__(self) -> int:
         return len(self.x)
@@ -225,7 +229,7 @@ class Coreset:
     @property
     def hard_labels(self) -> Tensor:
         """The class of each point; of class probabilities, the most probable one."""
-        return self.y.argmax(-1) if self.y.is_floating_point() else self.y
+        return _classes_of(self.y)
 
     @property
     def labels_learned(self) -> bool:
@@ -235,6 +239,21 @@ class Coreset:
     def dataset(self) -> TensorDataset:
         """Points and targets for an ordinary PyTorch loop, in the model's input space."""
         return TensorDataset(self.points.x, self.points.y)
+
+    def as_data(self, test: Split | None = None) -> Dataset:
+        """Its images as a data set with the same guarantee, from which anything may be learned by any method."""
+        points, transform = self.points, self.require_images()
+        pixels, labels = transform.to_pixels(points.x), _classes_of(points.y)
+        return Dataset(
+            self.source,
+            Split(pixels, labels),
+            Split(pixels[:0], labels[:0]) if test is None else test,
+            self.classes,
+            replace(transform, span=torch.tensor([0.0, 1.0])),
+            self.flippable,
+            guarantee=self.guarantee,
+            made_by={"method": self.method, "configuration": dict(self.configuration)},
+        )
 
     def to_pixels(self) -> Tensor:
         """The stored images as pixels; 0 to 1 is black to white, and synthetic images may go beyond."""
@@ -364,6 +383,7 @@ class Coreset:
             configuration=document["configuration"],
             flippable=document["flippable"],
             formation=document.get("formation", 1),
+            guarantee=Guarantee.from_json(document["guarantee"]) if "guarantee" in document else None,
         )
 
     def _document(self, version: int) -> dict[str, Any]:
@@ -383,6 +403,7 @@ class Coreset:
             "network": None if self.network is None else self.network.as_json(),
             **({} if self.formation == 1 else {"formation": self.formation}),
             "libraries": library_versions(),
+            **({} if self.guarantee is None else {"guarantee": self.guarantee.as_json()}),
         }
 
 
@@ -419,6 +440,10 @@ def require_same_shape(coreset: Coreset, data: Dataset | DatasetEntry) -> None:
             f"The coreset (from '{coreset.source}') has images of {shape} in {len(coreset.classes)} classes, but "
             f"'{data.name}' has {data.shape} in {len(data.classes)}; choose the data set that it was made from."
         )
+
+
+def _classes_of(y: Tensor) -> Tensor:
+    return y.argmax(-1) if y.is_floating_point() else y
 
 
 def _target(y: Tensor) -> str:

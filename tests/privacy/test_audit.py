@@ -19,6 +19,8 @@ from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.seeds import generator_for
+from pseudocoresets.dp import Guarantee, Release
+from pseudocoresets.methods.condensation.private_matching import PrivateMatching
 from pseudocoresets.models.networks import build_network
 from pseudocoresets.privacy.origin import training_data
 from pseudocoresets.privacy.recipe import Recipe
@@ -26,7 +28,9 @@ from pseudocoresets.privacy.recovery import recovery, start_images
 from pseudocoresets.privacy.report import ALL_DATA, CORESET, RANDOM
 from pseudocoresets.sources.experts import Experts
 
-QUICK: dict[str, Any] = {"chains": 2, "steps": 40, "samples": 5, "device": "cpu"}
+QUICK: dict[str, Any] = {"chains": 2, "steps": 40, "samples": 5, "device": "cpu"} | {
+    "preset": pc.Preset(experts={"epochs": 1, "batch_size": 64})
+}
 FEW_STEPS = ("--chains", 2, "--sampling-steps", 40, "--samples", 5, "--device", "cpu")
 
 
@@ -143,6 +147,39 @@ def test_a_recipe_of_several_constructions_makes_the_same_again(digits: pc.Datas
     network = build_network(NETWORK, digits.shape, 10)
     again = recipe.make(digits, None, network, torch.device("cpu"), choose_backend(torch.device("cpu")))
     assert torch.equal(again.x, second.x)
+
+
+def test_a_way_of_ones_own_makes_the_shadows(digits: pc.Dataset, experts: Experts) -> None:
+    """Also where the record of the coreset does not say how it was made."""
+    given: list[int] = []
+
+    def make(data: pc.Dataset) -> pc.Coreset:
+        given.append(len(data.train))
+        return made(data, "random", ipc=1)
+
+    unknown = replace(made(digits, "random"), configuration={})
+    with pytest.raises(InputError, match="does not say all of how the coreset was made"):
+        pc.audit(unknown, digits, experts=experts, shadows=6, **QUICK)
+    report = pc.audit(unknown, digits, experts=experts, shadows=6, make=make, images=50, **QUICK)
+    assert sum(given) == 3 * 1797 and report.membership[CORESET].lira is not None
+    assert report.recovery[CORESET] == "The file does not say what the construction started from."
+
+
+def test_shadows_of_a_private_coreset_read_their_data_with_the_same_noise(digits: pc.Dataset) -> None:
+    """No accountant is asked again: the noise is in the record."""
+    settings = {"iterations": 5, "network": NETWORK, "device": "cpu", "initialisation": "noise"}
+    method = PrivateMatching(noise_multiplier=3.0, networks=2)
+    private = pc.construct(digits.publicly_normalised(), method=method, ipc=1, **settings)
+    promised = Guarantee(1.0, 1e-4, "a test", len(digits.train), (Release("class sums", 3.0),))
+    private = replace(private, guarantee=promised)
+    (step,) = Recipe.of(private).steps
+    assert step.gradient() == method and step.is_private
+    report = pc.audit(private, digits, shadows=6, images=50, **QUICK)
+    assert report.membership[CORESET].lira is not None
+    assert report.findings()[-1] == str(promised)
+    learned_from_it = pc.construct(private.as_data(), method="dm", ipc=1, **settings)
+    with pytest.raises(InputError, match="was learned from the images of another one"):
+        pc.audit(learned_from_it, digits, shadows=6, **QUICK)
 
 
 def test_data_that_the_coreset_was_not_made_from_are_refused(digits: pc.Dataset) -> None:

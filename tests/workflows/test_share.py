@@ -17,6 +17,7 @@ from small import Invoke
 
 import pseudocoresets as pc
 from pseudocoresets.core.errors import DataUnavailableError, InputError
+from pseudocoresets.dp import Guarantee, Release
 from pseudocoresets.workflows.share import REAL, SYNTHETIC, share
 
 
@@ -58,6 +59,14 @@ def test_a_shared_folder_says_all_and_loads_again(
     assert torch.equal(pc.Coreset.load(tmp_path / "digits").images, coreset.images)
     again = bpc("share", coreset_file, "--out", "digits")
     assert again.exit_code == 2 and "not empty" in again.stderr
+
+
+def test_the_card_of_a_private_coreset_has_its_guarantee(coreset: pc.Coreset, tmp_path: Path) -> None:
+    promised = Guarantee(1.0, 1e-5, "a test", 1300, (Release("class sums", 3.0),))
+    replace(coreset, guarantee=promised).save(tmp_path / "c.safetensors")
+    share(tmp_path / "c.safetensors", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert str(promised) in card and SYNTHETIC not in card
 
 
 def test_the_card_of_a_run_has_its_figures_and_real_data_are_called_real(coreset: pc.Coreset, tmp_path: Path) -> None:

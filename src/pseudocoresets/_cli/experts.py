@@ -10,13 +10,13 @@ import typer
 
 from pseudocoresets import presets
 from pseudocoresets._cli import options as o
-from pseudocoresets._cli.output import print_json
+from pseudocoresets._cli.output import echo_guarantee, print_json, with_guarantee
 from pseudocoresets._io.files import require_writable_folder
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.data import load_dataset
 from pseudocoresets.models.networks import require_network
 from pseudocoresets.sources.experts import ExpertSettings, train_experts
-from pseudocoresets.workflows.plan import expert_settings, require_dataset
+from pseudocoresets.workflows.plan import budget_of, expert_settings, require_dataset
 
 
 @o.with_settings(experts=ExpertSettings)
@@ -38,6 +38,12 @@ def experts(
         int | None,
         typer.Option("--population", max=100_000, help="Experts trained side by side.", rich_help_panel=o.EXPERTS),
     ] = None,
+    epsilon: o.Epsilon = None,
+    delta: o.Delta = None,
+    clipping: Annotated[
+        float,
+        typer.Option("--clipping", help="Norm of the gradient of one example in DP-SGD.", rich_help_panel=o.PRIVACY),
+    ] = 1.0,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
     seed: o.Seed = 0,
@@ -46,15 +52,19 @@ def experts(
 ) -> None:
     """Train and store expert trajectories; those already in the folder are kept.
 
+    With --epsilon they are trained by DP-SGD, and share that budget of differential privacy.
+
     Example: bpc experts --dataset digits --count 10 --out experts/digits
     """
+    budget = budget_of(epsilon, delta)
     require_dataset(dataset)
     require_network(network)
-    chosen = presets.preset(preset, dataset)
+    chosen = presets.preset(preset, dataset if budget is None else presets.NO_DATASET)
     settings = expert_settings(chosen, {**given["experts"], "seed": seed})
     require_writable_folder(out)
     place = o.place_of(context, device)
     data = load_dataset(dataset, data_dir)
+    data = data if budget is None else data.publicly_normalised()
     with threads_for(data.shape):
         trained = train_experts(
             data,
@@ -65,11 +75,14 @@ def experts(
             device=place.device,
             backend=place.backend,
             progress=place.progress,
+            privacy=budget,
+            clipping=clipping,
             **asdict(settings),
         )
     size = trained.network.size
     if json:
         facts = {"folder": str(out), "experts": len(trained), "epochs": trained.epochs, "parameters": size}
-        print_json(facts)
+        print_json(facts | with_guarantee(trained.guarantee))
     else:
         typer.echo(f"{len(trained)} experts of {trained.epochs} epochs, {size:,} parameters, in {out}")
+        echo_guarantee(trained.guarantee)

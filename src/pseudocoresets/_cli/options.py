@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 DATA, METHOD, OUTPUT = "Data", "Method", "Output"
 EXPERTS, CONSTRUCTION, SAMPLING, SHARED = "Experts", "Construction", "Sampling", "Several stages at once"
-MACHINE = "Machine"
-PANELS = (DATA, METHOD, CONSTRUCTION, SAMPLING, EXPERTS, SHARED, OUTPUT, MACHINE)
+MACHINE, PRIVACY = "Machine", "Privacy"
+PANELS = (DATA, METHOD, CONSTRUCTION, SAMPLING, EXPERTS, PRIVACY, SHARED, OUTPUT, MACHINE)
 """The groups that help shows options in, those that most people want first."""
 PANEL_OF = {"experts": EXPERTS, "construction": CONSTRUCTION, "sampling": SAMPLING}
 """Where the settings of a part are shown."""
@@ -49,6 +49,22 @@ MethodName = Annotated[
         "--method",
         help="Construction method ('bpc methods'), or 'random' for real images. Default: the preset's.",
         rich_help_panel=METHOD,
+    ),
+]
+Epsilon = Annotated[
+    float | None,
+    typer.Option(
+        "--epsilon",
+        help="Differential privacy for each training example: the epsilon of the whole result.",
+        rich_help_panel=PRIVACY,
+    ),
+]
+Delta = Annotated[
+    float | None,
+    typer.Option(
+        "--delta",
+        help="The delta that goes with --epsilon, below 1 / (training examples); 1e-5 unless given.",
+        rich_help_panel=PRIVACY,
     ),
 ]
 ImagesPerClass = Annotated[int, typer.Option("--ipc", help="Images per class.", rich_help_panel=METHOD)]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from pseudocoresets._cli.process import say
 from pseudocoresets._io.documents import json_text
 from pseudocoresets.core.text import printable
+
+if TYPE_CHECKING:
+    from pseudocoresets.dp import Guarantee
 
 WIDTH_WITHOUT_TERMINAL = 10_000
 """Wider than any table: what is piped is not shortened."""
@@ -19,6 +22,16 @@ CAPTION_WIDTH = 100
 
 def print_json(document: Any) -> None:
     typer.echo(json_text(document, indent=2))
+
+
+def with_guarantee(guarantee: Guarantee | None) -> dict[str, Any]:
+    """What a document says of differential privacy, where there is some."""
+    return {} if guarantee is None else {"guarantee": guarantee.as_json() | {"sentence": str(guarantee)}}
+
+
+def echo_guarantee(guarantee: Guarantee | None) -> None:
+    if guarantee is not None:
+        typer.echo(str(guarantee))
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> None:

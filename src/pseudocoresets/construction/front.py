@@ -14,6 +14,7 @@ from pseudocoresets import presets
 from pseudocoresets.backends import Backend
 from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
 from pseudocoresets.construction.loop import Construction, image_task, learn, network_for
+from pseudocoresets.construction.privacy import NO_PRIVATE_SELECTION, are_secret, private_settings
 from pseudocoresets.construction.rows import RowTask, method_name
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
@@ -27,12 +28,13 @@ from pseudocoresets.core.source import PosteriorSource
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.augmentation import AnyAugmentation
 from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.dp import Budget
 from pseudocoresets.methods import GradientMethod, Method, Solver, build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.functions import as_smooth
 from pseudocoresets.models.named import build_model
 from pseudocoresets.models.networks import AnyNetwork
-from pseudocoresets.presets import Preset
+from pseudocoresets.presets import NO_DATASET, Preset
 from pseudocoresets.sources.experts import Experts
 
 WHOSE = "The construction"
@@ -57,6 +59,7 @@ def construct(
     device: str | torch.device = "auto",
     backend: Backend | None = None,
     progress: Progress | None = None,
+    privacy: Budget | None = None,
     **settings: Any,
 ) -> Coreset:
     """A pseudo-coreset of ``data``: ``ipc`` images per class, or ``size`` rows for a ``model`` that is no network.
@@ -79,6 +82,8 @@ def construct(
             measured and what was returned.
         backend: How to compute; chosen for the device where none is given.
         progress: Who is told how far it is; ``Silent()`` for nobody.
+        privacy: A budget of differential privacy that the method spends on its own noisy reading of the data, which
+            ``dm`` can. From private experts and from data with a guarantee, methods need none.
         settings: Those of ``ConstructionSettings``.
     """
     if "experts" in settings:
@@ -94,6 +99,8 @@ def construct(
         progress=progress or by_default(),
     )
     if not isinstance(data, Dataset):
+        if privacy is not None:
+            raise InputError("Rows have no private construction; give images, or leave out the budget.")
         if model is None:
             raise InputError("Rows need a model: give it as model=..., such as LogisticRegression(features).")
         full = as_rows(data)
@@ -108,8 +115,11 @@ def construct(
         raise InputError("Images are learned for a network; a model takes rows, such as Rows(x, y).")
     if source is not None and not isinstance(source, Experts):
         raise InputError("Images are learned from experts; train some with train_experts.")
-    own = presets.preset(preset, data.name, ipc)
+    secret = are_secret(data, source, privacy)
+    own = presets.preset(preset, NO_DATASET if secret else data.name, ipc)
     if isinstance(method, str) and method in SELECTIONS:
+        if secret:
+            raise InputError(NO_PRIVATE_SELECTION)
         spec = None if source is None and network is None else network_for(source, network, data).spec
         chosen = build_settings(ConstructionSettings, {"ipc": ipc, **settings, "initialisation": method}, WHOSE)
         return real_coreset(data, chosen, spec, method, experts=source, device=resolve_device(device))
@@ -118,9 +128,11 @@ def construct(
         method = build_gradient_method(method, {**known, **(method_options or {})})
     if not isinstance(method, GradientMethod):
         raise InputError("Images are learned by gradient methods; a solver finds rows for a model.")
-    chosen = build_settings(ConstructionSettings, {**own.construction_for(method.name), "ipc": ipc, **settings}, WHOSE)
-    about = image_task(data, source, network, method_name(method), method, augmentation)
-    return _kept(learned(about, method_name(method), method, chosen, device=device, backend=backend))
+    name, known = method_name(method), own.construction_for(method.name)
+    known |= private_settings(privacy) if secret else {}
+    chosen = build_settings(ConstructionSettings, {**known, "ipc": ipc, **settings}, WHOSE)
+    about, method = image_task(data, source, network, name, method, augmentation, privacy)
+    return _kept(learned(about, name, method, chosen, device=device, backend=backend))
 
 
 def _kept(made: Construction) -> Coreset:

@@ -14,6 +14,7 @@ import torch
 from pseudocoresets.backends import Backend, choose_backend
 from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS, CheckpointKeeper
 from pseudocoresets.construction.learner import Diverged, Learner
+from pseudocoresets.construction.privacy import private_terms
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import ImageTask, Task
 from pseudocoresets.core.devices import PeakMemory, device_memory_error, is_out_of_memory, resolve_device, threads_for
@@ -24,6 +25,7 @@ from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.augmentation import AnyAugmentation
 from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.dp import Budget
 from pseudocoresets.methods import GradientMethod, Problem
 from pseudocoresets.models.networks import AnyNetwork, Network, as_network
 from pseudocoresets.sources.experts import Experts, require_experts_for
@@ -75,13 +77,14 @@ def run_construction(
     backend: Backend | None = None,
     progress: Progress | None = None,
     watch: Watch | None = None,
+    privacy: Budget | None = None,
 ) -> Construction:
     """The same with everything spelt out, and with the start, the history and the cost in the answer.
 
     The checkpoint stays until the caller, having saved the coreset, discards it. If the energy diverges, the last
     good coreset is written to ``rescue`` and takes the checkpoint's place.
     """
-    about = image_task(data, experts, network, name, method, augmentation)
+    about, method = image_task(data, experts, network, name, method, augmentation, privacy)
     return learn(
         about,
         name,
@@ -105,13 +108,18 @@ def image_task(
     name: str,
     method: GradientMethod,
     augmentation: AnyAugmentation | None = None,
-) -> ImageTask:
-    """The task of learning images, once it is sure that the method gets the experts it needs, and the right ones."""
+    privacy: Budget | None = None,
+) -> tuple[ImageTask, GradientMethod]:
+    """The task of learning images, once it is sure that the method gets the experts it needs, and the right ones.
+
+    With the task comes the method in the form that it takes: a private one where there is a budget.
+    """
     if experts is not None:
         require_experts_for(experts, data)
     elif method.needs_source:
         raise InputError(f"The method '{name}' needs experts; train some with 'bpc experts'.")
-    return ImageTask(data, network_for(experts, network, data), experts, augmentation)
+    terms, method = private_terms(data, experts, method, privacy)
+    return ImageTask(data, network_for(experts, network, data), experts, augmentation, terms), method
 
 
 def learn(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.backends import Backend
+from pseudocoresets.construction.privacy import NOTHING_PROMISED, Terms
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.devices import HOST
 from pseudocoresets.core.energy import Energy, require_signal, uniform_weights
@@ -68,10 +69,14 @@ class ImageTask:
     experts: Experts | None = None
     augmentation: AnyAugmentation | None = None
     """Of the images; differentiable Siamese augmentation where none is given."""
+    terms: Terms = NOTHING_PROMISED
+    """What is promised of the coreset, and so what may be asked of the data."""
 
     def start(
         self, settings: ConstructionSettings, method: str, recorded: Mapping[str, Any], device: torch.device
     ) -> Coreset:
+        if self.terms.data_are_secret:
+            return noise_coreset(self.data, settings, self.network.spec, method, recorded, self.terms)
         return real_coreset(self.data, settings, self.network.spec, method, recorded, self.experts, device)
 
     def continued(
@@ -83,19 +88,21 @@ class ImageTask:
                 f"The coreset to go on from has formation {initial.formation}; go on with --formation "
                 f"{initial.formation} (formation={initial.formation}), not {settings.formation}."
             )
-        return replace(renamed(initial, settings, method, recorded), network=self.network.spec)
+        start = renamed(initial, settings, method, _with_origin(recorded, self.data))
+        return replace(start, network=self.network.spec, guarantee=self.terms.going_on_from(initial))
 
     def problem(self, settings: ConstructionSettings, device: torch.device, backend: Backend) -> Problem:
         data = self.data
         if settings.weights == "unit":
-            require_signal(settings.ipc * len(data.classes), len(data.train), settings.temperature)
+            require_signal(settings.ipc * len(data.classes), data_size(data), settings.temperature)
 
         @cache
         def real_data() -> RealData:
+            self.terms.require_readable()
             return RealData.of(data, device)
 
         return Problem(
-            energy=Energy(Classifier(self.network, settings.prior_scale), len(data.train), settings.temperature),
+            energy=Energy(Classifier(self.network, settings.prior_scale), data_size(data), settings.temperature),
             source=self.experts,
             real_data=real_data,
             augmentation=augmentation_for(settings.augment, self.augmentation, data.flippable, settings.mixed_kinds),
@@ -152,13 +159,56 @@ def real_coreset(
     if settings.initialisation in NOISES:
         x = torch.randn(x.shape, generator=generator_for(settings.seed, "noise"))
     if settings.initialisation == "faint-noise":
-        x = x / x.flatten(1).norm(dim=1).view(-1, *[1] * (x.dim() - 1))
-    size = len(data.train)
-    weights = uniform_weights(len(index), size) if settings.weights == "full" else torch.ones(len(index))
+        x = faint(x)
+    start = _coreset(x, data.train.labels[index], data, settings, network, method, recorded)
+    return replace(start, guarantee=data.guarantee)
+
+
+def noise_coreset(
+    data: Dataset,
+    settings: ConstructionSettings,
+    network: NetworkSpec,
+    method: str,
+    recorded: Mapping[str, Any],
+    terms: Terms,
+) -> Coreset:
+    """A start that owes nothing to the data but what is public of them: their number, shape and classes."""
+    if settings.initialisation not in NOISES:
+        raise InputError(
+            f"A private coreset starts from noise; real images chosen by '{settings.initialisation}' would be part of "
+            f"it. Choose the initialisation {' or '.join(NOISES)}."
+        )
+    labels = torch.arange(len(data.classes)).repeat_interleave(settings.ipc)
+    x = torch.randn(len(labels), *data.shape, generator=generator_for(settings.seed, "noise"))
+    x = faint(x) if settings.initialisation == "faint-noise" else x
+    start = _coreset(x, labels, data, settings, network, method, recorded)
+    return replace(start, guarantee=terms.guarantee)
+
+
+def faint(x: Tensor) -> Tensor:
+    """Images divided by their norms."""
+    return x / x.flatten(1).norm(dim=1).view(-1, *[1] * (x.dim() - 1))
+
+
+def data_size(data: Dataset) -> int:
+    """How many examples the data stand for: of private synthetic data, those that they were made from."""
+    return len(data.train) if data.guarantee is None else data.guarantee.examples
+
+
+def _coreset(
+    x: Tensor,
+    y: Tensor,
+    data: Dataset,
+    settings: ConstructionSettings,
+    network: NetworkSpec | None,
+    method: str,
+    recorded: Mapping[str, Any] | None,
+) -> Coreset:
+    size = data_size(data)
     return Coreset(
         x=x,
-        y=data.train.labels[index],
-        weights=weights,
+        y=y,
+        weights=uniform_weights(len(y), size) if settings.weights == "full" else torch.ones(len(y)),
         transform=data.transform,
         classes=data.classes,
         data_size=size,
@@ -166,10 +216,15 @@ def real_coreset(
         method=method,
         seed=settings.seed,
         network=network,
-        configuration=recorded or {"settings": asdict(settings)},
+        configuration=_with_origin(recorded or {"settings": asdict(settings)}, data),
         flippable=data.flippable,
         formation=settings.formation,
     )
+
+
+def _with_origin(recorded: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
+    """What a file records of a construction, and of how its data were made where they are a coreset's images."""
+    return dict(recorded) if data.made_by is None else {**recorded, "data": dict(data.made_by)}
 
 
 def require_whole_mosaics(labels: Tensor, tiles: int) -> None:

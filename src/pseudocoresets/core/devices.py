@@ -6,8 +6,9 @@ import math
 import os
 import resource
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -99,7 +100,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class PeakMemory:
-    """The most memory used within a block: allocated on a GPU, resident in the process otherwise (its peak so far)."""
+    """The most memory used within a block: allocated on a GPU, resident in the process otherwise.
+
+    Where the system cannot forget an earlier peak, the latter is the process's peak so far.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -108,6 +112,9 @@ class PeakMemory:
     def __enter__(self) -> PeakMemory:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            with suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5")
         return self
 
     def __exit__(
@@ -116,7 +123,15 @@ class PeakMemory:
         if self._device.type == "cuda":
             self.bytes = torch.cuda.max_memory_allocated(self._device)
         else:
-            self.bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            self.bytes = _peak_resident()
+
+
+def _peak_resident() -> int:
+    try:
+        status = Path("/proc/self/status").read_text().split()
+        return int(status[status.index("VmHWM:") + 1]) * 1024
+    except (OSError, ValueError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def device_memory_error(doing: str, advice: str, error: BaseException) -> DeviceMemoryError:

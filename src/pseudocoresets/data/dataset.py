@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
@@ -13,8 +13,9 @@ from torch import Tensor
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.seeds import generator_for
-from pseudocoresets.data.transforms import InputTransform, fit_normalisation
+from pseudocoresets.data.transforms import InputTransform, fit_normalisation, public_normalisation
 from pseudocoresets.data.zca_cache import FitOnDemand
+from pseudocoresets.dp.guarantee import Guarantee
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset as TorchDataset
@@ -91,6 +92,10 @@ class Dataset:
     """Whether a mirrored image keeps its label; digits do not."""
     held_out: tuple[tuple[float, int], ...] = ()
     """Fraction and seed of each ``holding_out`` that led here."""
+    guarantee: Guarantee | None = None
+    """Of differential privacy, where these are synthetic data that were made with one."""
+    made_by: Mapping[str, Any] | None = None
+    """How they were made, where these are the images of a coreset; what is made from them records it."""
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
@@ -177,6 +182,18 @@ class Dataset:
         return fingerprint(*content)
 
     @property
+    def public_fingerprint(self) -> str:
+        """A hash of what may be known of private data: name, number, shape, classes and public constants."""
+        constants = list(self.transform.tensors().values())
+        return fingerprint("private", self.name, len(self.train), self.shape, self.classes, *constants)
+
+    def publicly_normalised(self) -> Dataset:
+        """The same data with a transform that owes nothing to them, as private construction needs."""
+        source = self.transform_source
+        span = source.span if isinstance(source, InputTransform | FitOnDemand) else None
+        return replace(self, transform=public_normalisation(self.shape[0], span))
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
@@ -214,6 +231,16 @@ class Dataset:
         return (
             f"Dataset('{self.name}', {shape}, {len(self.classes)} classes, "
             f"{len(self.train)} training and {len(self.test)} test images)"
+        )
+
+
+def require_public(data: Dataset) -> None:
+    """Refuse private data whose inputs depend on what was fitted to them."""
+    source = data.transform_source
+    if data.guarantee is None and not (isinstance(source, InputTransform) and source.public):
+        raise InputError(
+            f"The normalisation or whitening of '{data.name}' was fitted to the private data, which would break the "
+            "guarantee; use data.publicly_normalised()."
         )
 
 

@@ -40,10 +40,10 @@ def load_folder(
     parts = [folder / "train", folder / "test"] if is_split else [folder]
     classes = _class_names(parts[0])
     listed = [_list_images(part, classes) for part in parts]
-    splits = _decode(listed, size, progress or Silent(), folder.name)
     if not is_split:
-        kept, held_out = stratified_split(splits[0].labels, TEST_FRACTION, seed=0)
-        splits = [splits[0].subset(kept), splits[0].subset(held_out)]
+        labels = torch.tensor([label for _, label in listed[0]])
+        listed = [[listed[0][i] for i in part.tolist()] for part in stratified_split(labels, TEST_FRACTION, seed=0)]
+    splits = _decode(listed, size, progress or Silent(), folder.name)
     suffix = "" if size is None else f"?size={size}"
     return Dataset(f"folder:{folder}{suffix}", splits[0], splits[1], classes, FitOnDemand(whiten, device))
 

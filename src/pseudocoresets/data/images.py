@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +9,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from pseudocoresets.core.devices import require_memory
 from pseudocoresets.core.errors import FileFormatError
 from pseudocoresets.core.progress import Progress, task
+from pseudocoresets.data.resident import bytes_for
 
 _GREY = ("1", "L", "LA")
 _DEEP = ("I", "F")
@@ -31,8 +29,7 @@ def decode_images(
     With ``resize`` the largest centred part with the right proportions is scaled to ``size``, (height, width);
     without it a file of another size is an error.
     """
-    require_memory(len(paths) * channels * math.prod(size), f"the {len(paths):,} images of '{name}'", "scale them down")
-    images = torch.empty(len(paths), channels, *size, dtype=torch.uint8)
+    images = bytes_for((len(paths), channels, *size))
     target = images.numpy()
 
     def decode_into(index: int) -> None:

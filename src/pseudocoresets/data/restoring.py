@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,8 +48,9 @@ class MissingWhitening(InputTransform):
     @classmethod
     def from_record(cls, tensors: Mapping[str, Tensor], origin: WhiteningOrigin, source: str) -> MissingWhitening:
         """The transform whose ``tensors()`` and origin a compact file holds."""
+        given: Mapping[str, Any] = tensors
         try:
-            return cls(**tensors, origin=origin, source=source)
+            return cls(**given, origin=origin, source=source)
         except TypeError:
             raise Mismatch("its record of the whitening is incomplete") from None
 

@@ -72,6 +72,8 @@ class InputTransform:
     span: Tensor | None = None
     """``(low, high)``: the raw values that stand for black and white, as whole numbers for images of whole numbers and
     in floating point for others. Without it they are 0 and 255 in uint8, 0 and 65,535 in uint16, 0 and 1 else."""
+    public: bool = False
+    """Whether its numbers are constants that owe nothing to the data; not recorded in files."""
 
     @property
     def kind(self) -> str:
@@ -108,8 +110,9 @@ class InputTransform:
         whitening = [name for name in _WHITENING if name in tensors]
         if whitening and len(whitening) < len(_WHITENING):
             raise Mismatch(f"its input transform is incomplete: whitening needs {', '.join(_WHITENING)}")
+        given: Mapping[str, Any] = tensors
         try:
-            return cls(**tensors, origin=origin)
+            return cls(**given, origin=origin)
         except TypeError:
             wanted = "it needs mean and std, and nothing of a compact file"
             raise Mismatch(f"its input transform is incomplete: {wanted}") from None
@@ -142,6 +145,20 @@ def fit_normalisation(images: Tensor, span: Tensor | None = None) -> InputTransf
     moments = _byte_moments(images) if images.dtype == torch.uint8 and span is None else _pixel_moments(images, span)
     mean, std = moments
     return InputTransform(mean.float(), torch.where(std > 1e-6, std, 1.0).float(), span=span)
+
+
+def public_normalisation(channels: int, span: Tensor | None = None) -> InputTransform:
+    """Constants for data that must not be asked: x = (p - 0.5) / 0.25 in colour, and x = p / 0.5 in grey.
+
+    Augmentation fills what it uncovers with x = 0: mid-grey in colour, and black in grey, where scans and digits lie.
+    """
+    if span is not None and span.is_floating_point():
+        raise InputError(
+            "The range of these floating-point images was found in the data; give pixels from 0 to 1, whose range is "
+            "public."
+        )
+    mean, deviation = (0.0, 0.5) if channels == 1 else (0.5, 0.25)
+    return InputTransform(torch.full((channels,), mean), torch.full((channels,), deviation), span=span, public=True)
 
 
 def _byte_moments(images: Tensor) -> tuple[Tensor, Tensor]:

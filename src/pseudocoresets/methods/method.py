@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor
 
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.options import written
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
@@ -59,6 +60,14 @@ class GradientMethod(ABC):
     @abstractmethod
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         """The loss at ``points``, with its gradient in those of their tensors that ask for one."""
+
+    def private(self, noise_multiplier: float) -> GradientMethod:
+        """The form of this method that reads the data in one noisy release, whose noise has this deviation for each
+        unit by which one example changes it; most methods have none."""
+        raise InputError(
+            f"The method '{self.name or type(self).__name__}' has no private form; use 'dm', private experts with a "
+            "method that learns from experts alone, or data that were made privately."
+        )
 
     def hyperparameters(self) -> Mapping[str, Hyperparameter]:
         """What the method itself learns, such as a step size; usually nothing."""

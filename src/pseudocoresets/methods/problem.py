@@ -18,10 +18,12 @@ from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.source import Draw, PosteriorSource
 from pseudocoresets.data.augmentation import AnyAugmentation, Transformation
 from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.data.resident import DeviceImages
 from pseudocoresets.gradients import Descent
 from pseudocoresets.kernels import AnyKernel
 
 BATCH_SIZE = 1000
+SEED_BITS = 63
 
 
 class ClassBatch(NamedTuple):
@@ -33,18 +35,17 @@ class ClassBatch(NamedTuple):
 
 
 class RealData:
-    """Images as bytes on the device; what is asked for is mapped to the model's input space."""
+    """Images as they are, on the labels' device if it has room; what is asked for is mapped to the model's inputs."""
 
     def __init__(self, images: Tensor, labels: Tensor, transform: Callable[[Tensor], Tensor]) -> None:
-        self._images = images
+        self._images = DeviceImages(images, transform, labels.device)
         self._labels = labels
-        self._transform = transform
         self._first: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
 
     @classmethod
     def of(cls, data: Dataset, device: torch.device) -> RealData:
         """The training images of a data set."""
-        return cls(data.train.images.to(device), data.train.labels.to(device), data.transform.to(device))
+        return cls(data.train.images, data.train.labels.to(device), data.transform.to(device))
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -55,8 +56,10 @@ class RealData:
             yield self.rows(index)
 
     def batch(self, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
-        device = randomness.device.device
-        return self.rows(torch.randint(len(self), (size,), generator=randomness.device, device=device))
+        generator = randomness.device
+        if self._images.on_host:  # what the host draws, it need not wait for
+            generator = torch.Generator().manual_seed(randomness.host.getrandbits(SEED_BITS))
+        return self.rows(torch.randint(len(self), (size,), generator=generator, device=generator.device))
 
     def class_batch(self, size: int, randomness: Randomness) -> ClassBatch:
         """``size`` random images of each class, or all where a class has fewer, class by class."""
@@ -75,7 +78,7 @@ class RealData:
 
     def rows(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels of chosen points."""
-        return self._transform(self._images[indices]), self._labels[indices]
+        return self._images[indices], self._labels[indices]
 
 
 class Frame(NamedTuple):

@@ -24,6 +24,8 @@ __all__ = ["PRESETS", "Before", "Preset", "preset"]
 PRESETS = ("quick", "paper", "best", "published")
 """``quick`` gives a useful answer in a minute or two on a laptop; the others want a GPU. ``paper``: ours, as in the
 docs' tables; ``best``: what was found better since; ``published``: the paper's own method with its own settings."""
+NO_DATASET = ""
+"""A name for which only those rules hold that are not for chosen data sets."""
 NUMBER_PER_IPC = "times_ipc"
 LEVELS = dict.fromkeys(("experts", "construction", "sampling"), 1) | dict.fromkeys(
     ("by_sampler", "by_protocol", "sampling_for", "methods", "learning"), 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from pseudocoresets.core.settings import build_settings
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.transforms import as_pixels
+from pseudocoresets.dp import Budget
 from pseudocoresets.evaluation.report import control_settings
 from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.inference.sampling import sample_posterior
@@ -33,7 +34,7 @@ from pseudocoresets.privacy.membership import attack_each_shadow, attack_file, l
 from pseudocoresets.privacy.neighbours import Embedding, Nearness, nearness
 from pseudocoresets.privacy.origin import training_data
 from pseudocoresets.privacy.questions import Answers, Questions
-from pseudocoresets.privacy.recipe import Recipe
+from pseudocoresets.privacy.recipe import OwnWay, Recipe, Way
 from pseudocoresets.privacy.recovery import Recovery, recovery, start_images
 from pseudocoresets.privacy.report import CORESET, RANDOM, Attacked, AuditReport
 from pseudocoresets.privacy.shadows import Shadows, require_shadows
@@ -56,6 +57,7 @@ def audit(
     images: int = IMAGES,
     experts: Experts | None = None,
     network: AnyNetwork | None = None,
+    make: Callable[[Dataset], Coreset] | None = None,
     protocol: str = "cold",
     preset: str | os.PathLike[str] | Preset = "quick",
     folder: str | os.PathLike[str] | None = None,
@@ -76,6 +78,8 @@ def audit(
         experts: Those that the coreset was made with. The first one stands for training on all data. Shadows of a
             method that draws from experts get as many of their own, trained in the same way.
         network: Another network than the one that the coreset was made with.
+        make: The way from data to such a coreset, by which shadows are made; that of the coreset's own record unless
+            given.
         protocol: How the posterior is sampled: cold or point.
         preset: Where settings of the sampler, and of the training on all data without ``experts``, come from.
         folder: Where each shadow's answers are kept, so that a process that was killed goes on.
@@ -90,7 +94,7 @@ def audit(
     used = _network_for(coreset, network, data)
     if experts is not None:
         require_experts_for(experts, data, used)
-    recipe = None if shadows is None else _recipe_for(shadows, coreset, data, experts)
+    way = None if shadows is None else _way_of_shadows(shadows, coreset, data, experts, make)
     device = resolve_device(device)
     backend = backend or choose_backend(device)
     with (
@@ -110,16 +114,18 @@ def audit(
         )
         subject = Subject(coreset, samples, used, _training(coreset, experts, preset), device, backend)
         shown.advance(note="training on all data")
-        trained, control = experts or subject.experts(data, 1), subject.control(data)
+        trained = experts if experts is not None and experts.guarantee is None else subject.trained(data)
+        control = subject.control(data)
         shown.advance(note="neighbours")
-        questions = Questions.of(data, coreset.require_images(), images, seed)
+        transform = coreset.require_images() if coreset.guarantee is None else data.transform
+        questions = Questions.of(data, transform, images, seed)
         apart = _one_image_a_point(coreset)
         both = {CORESET: apart, RANDOM: control}
         near = _neighbours(both, data, questions.held_out, trained, device)
         starts = {name: _recovery(each, data, experts, device) for name, each in both.items()}
         shown.advance(note="membership")
         predictions = subject.predictions(samples, control, trained)
-        made = None if recipe is None else _shadows(subject, recipe, questions, seed, folder, shadows or 0, shown)
+        made = None if way is None else _shadows(subject, way, questions, seed, folder, shadows or 0, shown)
         rows = {name: _attacked(name, each, questions, made) for name, each in predictions.items()}
     about = {
         "dataset": data.name,
@@ -133,6 +139,7 @@ def audit(
         "questioned": len(questions.chosen),
         "shadows": shadows or 0,
         "seed": seed,
+        "guarantee": None if coreset.guarantee is None else str(coreset.guarantee),
     }
     panels = _panels(apart, data, near, starts[CORESET])
     classes = data.classes[:CLASSES_SHOWN]
@@ -160,19 +167,34 @@ def _network_for(coreset: Coreset, network: AnyNetwork | None, data: Dataset) ->
 def _training(coreset: Coreset, experts: Experts | None, preset: str | os.PathLike[str] | Preset) -> Training:
     """As the experts were trained, else as the preset has it."""
     if experts is not None:
-        return Training(experts.settings, len(experts))
+        promised = experts.guarantee
+        budget = None if promised is None else Budget(promised.epsilon, promised.delta)
+        return Training(experts.settings, len(experts), budget)
     own = presets.preset(preset, coreset.source, max(1, round(coreset.images_per_class)))
     return Training(build_settings(ExpertSettings, own.experts, "The training of experts"), own.expert_count)
 
 
-def _recipe_for(shadows: int, coreset: Coreset, data: Dataset, experts: Experts | None) -> Recipe:
+def _way_of_shadows(
+    shadows: int,
+    coreset: Coreset,
+    data: Dataset,
+    experts: Experts | None,
+    make: Callable[[Dataset], Coreset] | None,
+) -> Way:
     """How shadows are made, once it is sure that they can be."""
     require_shadows(shadows, data)
+    if make is not None:
+        return OwnWay(make)
     recipe = Recipe.of(coreset)
     if recipe.needs_experts and experts is None:
         raise InputError(
             f"A coreset by '{coreset.method}' draws from experts, and so does each shadow: give those that it was made "
             "with (--experts), so that the shadows' own are trained in the same way."
+        )
+    if coreset.guarantee is not None and not (recipe.needs_experts or recipe.steps[0].is_private):
+        raise InputError(
+            "This private coreset was learned from the images of another one, and its file does not say how that was "
+            "made; audit it without shadows, or in Python with make=..., a function from data to such a coreset."
         )
     return recipe
 
@@ -217,7 +239,7 @@ def _neighbours(
 
 def _shadows(
     subject: Subject,
-    recipe: Recipe,
+    way: Way,
     questions: Questions,
     seed: int,
     folder: str | os.PathLike[str] | None,
@@ -228,10 +250,10 @@ def _shadows(
     control, settings = control_settings(subject.coreset), subject.samples.settings.as_json()
     pool = questions.pool
     identity = fingerprint(
-        *(pool.train.fingerprint, pool.transform.tensors(), questions.chosen, recipe, subject.network.fingerprint),
+        *(pool.train.fingerprint, pool.transform.tensors(), questions.chosen, way, subject.network.fingerprint),
         *(subject.samples.protocol, settings, subject.training, control),
     )
-    make = partial(subject.shadow, recipe, questions)
+    make = partial(subject.shadow, way, questions)
     shadows = Shadows(pool, make, seed, identity, None if folder is None else Path(folder))
     found = []
     for number in range(count):

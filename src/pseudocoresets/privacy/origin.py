@@ -18,9 +18,11 @@ def training_data(coreset: Coreset, data: Dataset) -> Dataset:
     """``data``, or the part of it that its ``holding_out`` leaves, whichever the coreset was made from.
 
     A file holds the number of the training images and their mean and deviation per channel, by which they are
-    recognised. The test images stay those of ``data``: what was held out to choose settings is not theirs.
+    recognised; one with a guarantee holds public constants instead, and the answer is normalised by these. The test
+    images stay those of ``data``: what was held out to choose settings is not theirs.
     """
     require_same_shape(coreset, data)
+    data = data if coreset.guarantee is None else data.publicly_normalised()
     found = next((part for part in _parts(coreset, data) if _made_from(coreset, part)), None)
     if found is None:
         raise InputError(

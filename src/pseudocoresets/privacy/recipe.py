@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,10 +17,54 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.methods import build_gradient_method
+from pseudocoresets.methods import GradientMethod, build_gradient_method
+from pseudocoresets.methods.condensation.private_matching import PrivateMatching
 from pseudocoresets.methods.selection import SELECTIONS, selection_of_start
 from pseudocoresets.models.networks import Network
 from pseudocoresets.sources.experts import Experts
+
+NOISE = "noise_multiplier"
+"""The option that a private form of a method has, and its ordinary one has not."""
+
+
+class Way(Protocol):
+    """From data to a coreset of them."""
+
+    @property
+    def needs_experts(self) -> bool:
+        """Whether it draws from networks that were trained on the data."""
+        ...
+
+    def make(
+        self,
+        data: Dataset,
+        experts: Experts | None,
+        network: Network,
+        device: torch.device,
+        backend: Backend,
+        checkpoints: Path | None = None,
+    ) -> Coreset:
+        """The coreset of ``data``; a process that was killed goes on from ``checkpoints``, a folder."""
+        ...
+
+
+@dataclass(frozen=True)
+class OwnWay:
+    """A function of the user's."""
+
+    function: Callable[[Dataset], Coreset]
+    needs_experts: bool = False
+
+    def make(
+        self,
+        data: Dataset,
+        experts: Experts | None,
+        network: Network,
+        device: torch.device,
+        backend: Backend,
+        checkpoints: Path | None = None,
+    ) -> Coreset:
+        return self.function(data)
 
 
 @dataclass(frozen=True)
@@ -37,7 +81,15 @@ class Step:
 
     @property
     def needs_experts(self) -> bool:
-        return not self.is_selection and build_gradient_method(self.method, self.options).needs_source
+        return not self.is_selection and self.gradient().needs_source
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it reads the data in one noisy release."""
+        return NOISE in self.options
+
+    def gradient(self) -> GradientMethod:
+        return PrivateMatching(**self.options) if self.is_private else build_gradient_method(self.method, self.options)
 
 
 @dataclass(frozen=True)
@@ -70,7 +122,6 @@ class Recipe:
         backend: Backend,
         checkpoints: Path | None = None,
     ) -> Coreset:
-        """The same with other data; a process that was killed goes on from ``checkpoints``, a folder."""
         made: Coreset | None = None
         for number, step in enumerate(self.steps):
             if step.is_selection:
@@ -80,7 +131,7 @@ class Recipe:
                 data,
                 experts,
                 step.method,
-                build_gradient_method(step.method, step.options),
+                step.gradient(),
                 step.settings,
                 network=network,
                 checkpoint=None if checkpoints is None else checkpoints / f"{number}.checkpoint",

@@ -80,7 +80,7 @@ class AuditReport:
 
     def findings(self) -> list[str]:
         """One sentence each, what gives most away first."""
-        return [*_starts(self), *_neighbours(self), *_members(self), NO_PROOF]
+        return [*_starts(self), *_neighbours(self), *_members(self), str(self.about.get("guarantee") or NO_PROOF)]
 
     def picture(self) -> Image.Image:
         """Points beside their nearest training images, in pixels and in features, and beside their starts."""
@@ -186,7 +186,7 @@ def _neighbours(report: AuditReport) -> Iterator[str]:
 def _members(report: AuditReport) -> Iterator[str]:
     own, whole = report.membership[CORESET], report.membership[ALL_DATA]
     best = own.strongest
-    told = "tell" if best.beats_a_coin else "do not tell"
+    told = "tell" if any(each.beats_a_coin for each in own.attacks().values()) else "do not tell"
     found = _interval(best.at(0.01).as_json(), 100, 1)
     yield (
         f"The coreset's predictions {told} who was in the training data: the strongest attack has an AUC of "

@@ -29,7 +29,7 @@ from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.progress import Silent
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.data.augmentation import Augmentation, dsa
+from pseudocoresets.data.augmentation import dsa
 from pseudocoresets.data.dataset import Dataset, Split
 from pseudocoresets.data.transforms import fit_normalisation
 from pseudocoresets.inference.sampling import sample_posterior
@@ -115,7 +115,7 @@ class _Bench:
         self._scale = scale
         self._device = device
         self._backend = backend
-        self._data = synthetic_data(scale)
+        self._data = synthetic_data(scale.shape, scale.train_images, scale.test_images)
         self._network = build_network(scale.network, scale.shape, 10)
         self._flops, self._bandwidth = _matrix_rate(device), _copy_rate(device)
         self._expert_rate = math.nan
@@ -228,7 +228,7 @@ class _Bench:
             began = time.monotonic()
             store.add(0, trajectory)
             storing = time.monotonic() - began
-            resident = self._random_experts(self._device)
+            resident = random_experts(self._network, self._device)
             iterations = [self._iteration(1, 1, self._scale.steps, experts) for experts in (resident, store.experts())]
             repeats = self._scale.iterations
             rounds = [[self._median(each, repeats) for each in iterations] for _ in range(DRAWING_ROUNDS)]
@@ -242,25 +242,12 @@ class _Bench:
         )
 
     def _iteration(self, ipc: int, chains: int, steps: int, experts: Experts | None = None) -> Callable[[], None]:
-        settings = ConstructionSettings(ipc=ipc, learning_rate=1e-3)
-        method = ContrastiveDivergence(expert_epochs=1, max_start_epoch=None, chains=chains, steps=steps)
-        start = real_coreset(self._data, settings, self._network.spec, "cd")
-        learner = Learner(Parameterisation(start.points), method, settings, self._device)
-        problem = Problem(
-            Energy(Classifier(self._network), self._scale.train_images),
-            source=experts or self._random_experts(),
-            augmentation=dsa(flippable=True),
-            backend=self._backend,
+        return construction_iteration(
+            self._data, self._network, ipc, chains, steps, self._device, self._backend, experts
         )
-        randomness = Randomness.for_purpose(0, "bench", device=self._device)
-        return lambda: learner.step(method, problem, randomness)
-
-    def _random_experts(self, device: str | torch.device = "cpu") -> Experts:
-        trajectories = [self._network.initialise(number, 3, device) for number in range(3)]
-        return Experts(self._network, NOTHING, ExpertSettings(epochs=2), trajectories)
 
     def _reference(self, images: int, steps: int) -> Callable[[], None]:
-        return _ReferenceLoop(self._network, self._scale.shape, images, steps, dsa(flippable=True), self._device)
+        return ReferenceLoop(self._network, images, steps, self._device)
 
     def _step_floor(self, images: int) -> float:
         """Milliseconds of one gradient step: arithmetic or traffic, whichever is more."""
@@ -322,24 +309,47 @@ class _Bench:
             torch.cuda.synchronize(self._device)
 
 
-class _ReferenceLoop:
+def construction_iteration(
+    data: Dataset,
+    network: Network,
+    ipc: int,
+    chains: int,
+    steps: int,
+    device: torch.device,
+    backend: Backend,
+    experts: Experts | None = None,
+) -> Callable[[], None]:
+    """One iteration of contrastive divergence, to be called again and again; random experts where none are given."""
+    settings = ConstructionSettings(ipc=ipc, learning_rate=1e-3)
+    method = ContrastiveDivergence(expert_epochs=1, max_start_epoch=None, chains=chains, steps=steps)
+    start = real_coreset(data, settings, network.spec, "cd")
+    learner = Learner(Parameterisation(start.points), method, settings, device)
+    problem = Problem(
+        Energy(Classifier(network), len(data.train)),
+        source=experts or random_experts(network),
+        augmentation=dsa(flippable=True),
+        backend=backend,
+    )
+    randomness = Randomness.for_purpose(0, "bench", device=device)
+    return lambda: learner.step(method, problem, randomness)
+
+
+def random_experts(network: Network, device: str | torch.device = "cpu") -> Experts:
+    """Three short trajectories of parameters that were never trained."""
+    trajectories = [network.initialise(number, 3, device) for number in range(3)]
+    return Experts(network, NOTHING, ExpertSettings(epochs=2), trajectories)
+
+
+class ReferenceLoop:
     """Algorithm 1 as printed: one iteration of the plain loop, with Langevin noise of the right size."""
 
-    def __init__(
-        self,
-        network: Network,
-        shape: tuple[int, int, int],
-        images: int,
-        steps: int,
-        augmentation: Augmentation,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, network: Network, images: int, steps: int, device: torch.device) -> None:
         self._module = network.module(network.initialise(0)).to(device)
         self._start = [parameter.detach().clone() for parameter in self._module.parameters()]
-        self._images = torch.randn(images, *shape, device=device, requires_grad=True)
+        self._images = torch.randn(images, *network.spec.shape, device=device, requires_grad=True)
         self._labels = torch.arange(images, device=device) % network.spec.classes
         self._steps = steps
-        self._augmentation = augmentation
+        self._augmentation = dsa(flippable=True)
         self._randomness = Randomness.for_purpose(0, "reference", device=device)
 
     def __call__(self) -> None:
@@ -386,20 +396,20 @@ def step_cost(network: Network, images: int, bytes_per_value: int) -> tuple[floa
     return flops, traffic + 16.0 * network.size
 
 
-def synthetic_data(scale: Scale) -> Dataset:
+def synthetic_data(shape: tuple[int, int, int], train_images: int, test_images: int, classes: int = 10) -> Dataset:
     """Random bytes in the shapes of real data: speed does not depend on what the pixels show."""
     generator = torch.Generator().manual_seed(0)
 
     def split(count: int) -> Split:
-        images = torch.randint(0, 256, (count, *scale.shape), generator=generator, dtype=torch.uint8)
-        return Split(images, torch.arange(count) % 10)
+        images = torch.randint(0, 256, (count, *shape), generator=generator, dtype=torch.uint8)
+        return Split(images, torch.arange(count) % classes)
 
-    train = split(scale.train_images)
+    train = split(train_images)
     return Dataset(
         name="bench",
         train=train,
-        test=split(scale.test_images),
-        classes=tuple(str(label) for label in range(10)),
+        test=split(test_images),
+        classes=tuple(str(label) for label in range(classes)),
         transform=fit_normalisation(train.images),
     )
 

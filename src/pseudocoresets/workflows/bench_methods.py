@@ -197,7 +197,9 @@ def _own_step(cell: MethodCell, method: GradientMethod, device: torch.device) ->
     own = _preset(cell.ipc, cell.device).construction_for(cell.method)
     chosen = {**own, "ipc": cell.ipc, "learning_rate": LEARNING_RATE, "initialisation": "random"}
     settings = ConstructionSettings(**chosen)
-    data, network = synthetic_data(cell.scale), build_network(cell.scale.network, cell.scale.shape, 10)
+    scale = cell.scale
+    data = synthetic_data(scale.shape, scale.train_images, scale.test_images)
+    network = build_network(scale.network, scale.shape, 10)
     task = ImageTask(data, network, _experts(network, method) if method.needs_source else None)
     start = real_coreset(data, settings, network.spec, cell.method)
     learner = Learner(task.parameterisation(start, method, settings), method, settings, device)
@@ -213,7 +215,9 @@ def _experts(network: Network, method: GradientMethod) -> Experts:
 
 
 def _published_step(cell: MethodCell, method: GradientMethod, device: torch.device) -> Callable[[], None]:
-    data, network = synthetic_data(cell.scale), build_network(cell.scale.network, cell.scale.shape, 10)
+    scale = cell.scale
+    data = synthetic_data(scale.shape, scale.train_images, scale.test_images)
+    network = build_network(scale.network, scale.shape, 10)
     images, labels = data.transform(data.train.images).to(device), data.train.labels.to(device)
     augmentation = None if cell.method in WITHOUT_AUGMENTATION else dsa(data.flippable)
     return PUBLISHED_LOOPS[cell.method](network, images, labels, cell.ipc, augmentation, **_training(method))

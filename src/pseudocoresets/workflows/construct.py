@@ -16,12 +16,14 @@ from pseudocoresets.construction.loop import (
     network_for,
     run_construction,
 )
+from pseudocoresets.construction.privacy import NO_PRIVATE_SELECTION, are_secret
 from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.dp import Budget
 from pseudocoresets.methods import build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.networks import build_network
@@ -61,28 +63,43 @@ def construct_file(
     data_dir: str | Path = "data",
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     force: bool = False,
+    privacy: Budget | None = None,
+    made_from: Coreset | None = None,
 ) -> Construction:
     """The plan's coreset as the file ``out``, its log beside it; ``network``, if named, is what experts must have.
 
-    A coreset of another plan is replaced only by ``force``.
+    A coreset of another plan is replaced only by ``force``. With ``privacy`` the method spends that budget on reading
+    the data; with ``made_from`` the images of another coreset stand for the data, which are not read.
     """
     require_writable(out, initial)
     if out.exists() and not force:
         _require_no_other_coreset(out, plan)
     start = None if initial is None else Coreset.load(initial, data_dir=data_dir)
-    plan = plan if start is None else replace(plan, before=())
+    if start is not None or made_from is not None or privacy is not None:
+        plan = replace(plan, before=())
     if experts is None and plan.needs_experts():
         raise InputError(
             f"{_who_needs(plan)} needs experts; train some with 'bpc experts' and name their folder with --experts."
         )
     trained = None if experts is None else load_experts(experts)
-    data = load_dataset(plan.dataset, data_dir)
+    data = load_dataset(plan.dataset, data_dir) if made_from is None else made_from.as_data()
+    if are_secret(data, trained, privacy):
+        if plan.method in SELECTIONS:
+            raise InputError(NO_PRIVATE_SELECTION)
+        data, plan = data.publicly_normalised(), replace(plan, before=())
     if trained is not None:
         wanted = None if network is None else build_network(network, data.shape, len(data.classes))
         require_experts_for(trained, data, wanted)
     with only_writer(out), threads_for(data.shape):
         made = construct_plan(
-            plan, data, trained, WorkFiles.beside(out), place, initial=start, checkpoint_seconds=checkpoint_seconds
+            plan,
+            data,
+            trained,
+            WorkFiles.beside(out),
+            place,
+            initial=start,
+            checkpoint_seconds=checkpoint_seconds,
+            privacy=privacy,
         )
         if plan.method not in SELECTIONS:
             write_log(_beside(out, ".log.jsonl"), made.history)
@@ -110,6 +127,7 @@ def construct_plan(
     initial: Coreset | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     watch: Watch | None = None,
+    privacy: Budget | None = None,
 ) -> Construction:
     """The plan's construction, after the stages before it unless it starts from ``initial``.
 
@@ -130,6 +148,7 @@ def construct_plan(
         device=place.device,
         backend=place.backend,
         progress=place.progress,
+        privacy=privacy,
     )
     before, start = None, initial
     for number, stage in enumerate(plan.before if initial is None else (), 1):

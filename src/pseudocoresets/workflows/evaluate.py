@@ -77,6 +77,7 @@ def evaluate_file(
     coreset = whole_coreset(coreset, data, data_dir)
     trained = None if experts is None else load_experts(experts)
     if trained is not None:
+        data = data if trained.guarantee is None else data.publicly_normalised()
         require_experts_for(trained, data)
     stages = judging_stages(plan, data)
     with threads_for(data.shape), Job(place.progress, "evaluating the coreset", stages) as job:

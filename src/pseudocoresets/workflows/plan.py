@@ -14,6 +14,7 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.registry import Registry, parse_value
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.data import FOLDER_PREFIX, find_entry, full_name
+from pseudocoresets.dp import Budget
 from pseudocoresets.evaluation.report import CONTROL_DRAWS
 from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
 from pseudocoresets.methods import METHODS, build_gradient_method, method_options_from
@@ -135,6 +136,15 @@ def make_plan(
 def expert_settings(chosen: Preset, given: Mapping[str, Any]) -> ExpertSettings:
     """How experts are trained: as ``given``, and as the preset has it for the rest."""
     return build_settings(ExpertSettings, {**chosen.experts, **given}, "The training of experts")
+
+
+def budget_of(epsilon: float | None, delta: float | None) -> Budget | None:
+    """The budget of differential privacy that a user asks for; none without an epsilon."""
+    if epsilon is None:
+        if delta is not None:
+            raise InputError("A delta belongs to private results; give --epsilon too.")
+        return None
+    return Budget(epsilon) if delta is None else Budget(epsilon, delta)
 
 
 def _construction(values: Mapping[str, Any]) -> ConstructionSettings:

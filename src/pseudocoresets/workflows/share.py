@@ -87,7 +87,7 @@ def card(
     ]
     lines += ["## How it was made", "", f"By the method `{coreset.method}` with seed {coreset.seed}{network}.", ""]
     lines += ["```json", settings, "```", "", f"Libraries: {versions}.", "", "## Figures", "", *_figures(metrics), ""]
-    lines += ["## Licence of the data", "", f"{licence}.", "", "## Privacy", "", REAL if real else SYNTHETIC, ""]
+    lines += ["## Licence of the data", "", f"{licence}.", "", "## Privacy", "", _privacy(coreset, real), ""]
     lines += ["`bpc privacy audit` found:", "", *(f"- {printable(each)}" for each in audited), ""] if audited else []
     lines += ["## How to load it", "", "```python", "import pseudocoresets as pc", ""]
     lines += [
@@ -96,6 +96,12 @@ def card(
     ]
     lines += ["```", "", f"SHA-256 of `{CORESET_FILE}`: `{digest}`", ""]
     return "\n".join(lines)
+
+
+def _privacy(coreset: Coreset, real: bool) -> str:
+    if coreset.guarantee is not None:
+        return f"The points are synthetic and were made with differential privacy. {coreset.guarantee}"
+    return REAL if real else SYNTHETIC
 
 
 def _figures(metrics: Mapping[str, Any] | None) -> list[str]:

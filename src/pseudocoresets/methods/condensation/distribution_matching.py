@@ -13,6 +13,8 @@ term is the plain mean of class c. There are no experts, and only first derivati
 The default is that of the authors' code, 256 real images per class; it learns from real images by SGD of rate 1 and
 momentum 0.5, for 20,000 iterations. It draws an augmentation for each class, here one serves all: for the images of a
 class, whose loss is their own, this is the same.
+
+Its private form, ``private_matching``, reads the real images once.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from torch.nn import functional as F
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.methods.condensation.classes import class_means, membership
+from pseudocoresets.methods.condensation.private_matching import PrivateMatching
 from pseudocoresets.methods.estimator import network_of, require_at_least, shared_transformation
 from pseudocoresets.methods.method import GradientMethod, Loss
 from pseudocoresets.methods.problem import BATCH_SIZE, Problem
@@ -37,12 +40,19 @@ class DistributionMatching(GradientMethod):
     """``batch_size`` real images per class, or all where a class has fewer."""
 
     batch_size: int = 256
+    networks: int = 64
+    """Of the private form, which sees ``at_once`` of so many in an iteration."""
+    at_once: int = 4
 
     name: ClassVar[str] = "dm"
     needs_source: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require_at_least("Distribution matching", batch_size=(self.batch_size, 1))
+        bounds = {name: (value, 1) for name, value in vars(self).items()}
+        require_at_least("Distribution matching", **bounds)
+
+    def private(self, noise_multiplier: float) -> PrivateMatching:
+        return PrivateMatching(noise_multiplier, self.networks, self.at_once)
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         network = network_of(problem, self.name)

@@ -36,7 +36,8 @@ from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.settings import RATE, SEED, SHARE, build_settings, check_ranges, counted, setting
 from pseudocoresets.core.source import Draw
-from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.data.dataset import Dataset, require_public
+from pseudocoresets.dp import GUARANTEE_KIND, Budget, Guarantee
 from pseudocoresets.models.networks import NETWORK_KIND, AnyNetwork, Network, as_network, from_spec, spec_from_json
 
 FORMAT = "expert store"
@@ -50,7 +51,8 @@ DESCRIPTION = Object(
         "data": HASH,
         "network": Object({**NETWORK_KIND.required, "fingerprint": HASH}),
         "settings": Object(others=PLAIN),
-    }
+    },
+    optional={"budget": Object(others=PLAIN), "guarantee": GUARANTEE_KIND},
 )
 EXPERT_DOCUMENT = Object({"expert": ANY_SIZE})
 EXPERT_ARRAYS = {"snapshots": Array(["(epochs + 1, parameters) float32"])}
@@ -86,6 +88,20 @@ class TrainedOn(NamedTuple):
 
     name: str
     fingerprint: str
+    """Of private data, only of what may be known of them: a hash of the data would tell who is in them."""
+
+    @classmethod
+    def of(cls, data: Dataset, private: bool = False) -> TrainedOn:
+        return cls(data.name, data.public_fingerprint if private else data.fingerprint)
+
+
+class PrivateTraining(NamedTuple):
+    """What private experts may spend, and what they promise together."""
+
+    budget: Budget
+    clipping: float
+    """The norm that the gradient of one example is clipped to."""
+    guarantee: Guarantee
 
 
 class Trajectory(Protocol):
@@ -105,11 +121,14 @@ class Experts:
         trained_on: TrainedOn,
         settings: ExpertSettings,
         trajectories: Sequence[Trajectory],
+        guarantee: Guarantee | None = None,
     ) -> None:
         self.network = network
         self.trained_on = trained_on
         self.settings = settings
         self.trajectories = trajectories
+        self.guarantee = guarantee
+        """Of differential privacy, for all of them together."""
 
     @property
     def fingerprint(self) -> str:
@@ -191,22 +210,46 @@ class StoredTrajectory:
 class ExpertStore:
     """A folder of experts that can be added to."""
 
-    def __init__(self, folder: Path, network: Network, trained_on: TrainedOn, settings: ExpertSettings) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        network: Network,
+        trained_on: TrainedOn,
+        settings: ExpertSettings,
+        private: PrivateTraining | None = None,
+        inherited: Guarantee | None = None,
+    ) -> None:
         self.folder = folder
         self.network = network
         self.trained_on = trained_on
         self.settings = settings
+        self.private = private
+        self.guarantee = inherited if private is None else private.guarantee
+        """That of private training, or that of data which have one."""
 
     @classmethod
     def create_or_open(
-        cls, folder: str | os.PathLike[str], network: Network, trained_on: TrainedOn, settings: ExpertSettings
+        cls,
+        folder: str | os.PathLike[str],
+        network: Network,
+        trained_on: TrainedOn,
+        settings: ExpertSettings,
+        private: PrivateTraining | None = None,
+        inherited: Guarantee | None = None,
     ) -> ExpertStore:
-        """The store in ``folder``, which must be of this kind of expert if it already is one."""
+        """The store in ``folder``, which must be of this kind of expert if it already is one.
+
+        Private experts that are already there keep their guarantee; more of them than it is for would break it.
+        """
         folder = make_folder(folder)
-        store = cls(folder, network, trained_on, settings)
+        store = cls(folder, network, trained_on, settings, private, inherited)
         path = folder / "store.json"
         if path.exists():
-            _require_same(folder, _read_description(folder), store._description())
+            found = _read_description(folder)
+            _require_same(folder, found, store._description())
+            if private is not None:
+                kept = Guarantee.from_json(found["guarantee"])
+                return cls(folder, network, trained_on, settings, private._replace(guarantee=kept))
         else:
             write_json(path, store._description())
         return store
@@ -229,7 +272,9 @@ class ExpertStore:
                 f"The experts in '{folder}' are of another network than '{found.spec}' is now; give the network that "
                 "they were trained with."
             )
-        return cls(folder, found, trained_on, settings)
+        recorded_guarantee = description.get("guarantee")
+        guarantee = None if recorded_guarantee is None else Guarantee.from_json(recorded_guarantee)
+        return cls(folder, found, trained_on, settings, inherited=guarantee)
 
     def present(self) -> list[int]:
         """Numbers of the experts that are here."""
@@ -254,7 +299,7 @@ class ExpertStore:
             )
         snapshots, size = self.settings.epochs + 1, self.network.size
         trajectories = [StoredTrajectory(self._path(number), snapshots, size) for number in numbers]
-        return Experts(self.network, self.trained_on, self.settings, trajectories)
+        return Experts(self.network, self.trained_on, self.settings, trajectories, self.guarantee)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"expert-{number:04d}.safetensors"
@@ -267,6 +312,12 @@ class ExpertStore:
             "data": self.trained_on.fingerprint,
             "network": self.network.spec.as_json() | {"fingerprint": self.network.fingerprint},
             "settings": asdict(self.settings),
+            **(
+                {}
+                if self.private is None
+                else {"budget": asdict(self.private.budget) | {"clipping": self.private.clipping}}
+            ),
+            **({} if self.guarantee is None else {"guarantee": self.guarantee.as_json()}),
         }
 
 
@@ -282,7 +333,10 @@ def load_experts(folder: str | os.PathLike[str], network: AnyNetwork | None = No
 
 def require_experts_for(experts: Experts, data: Dataset, network: Network | None = None) -> None:
     """Experts of other data or of another network cannot stand for this posterior."""
-    if experts.trained_on.fingerprint != data.fingerprint:
+    private = experts.guarantee is not None and data.guarantee is None
+    if private:
+        require_public(data)
+    if experts.trained_on.fingerprint != TrainedOn.of(data, private).fingerprint:
         raise InputError(
             f"These experts were trained on other data ('{experts.trained_on.name}') than the training data of "
             f"'{data.name}' given here; train experts on exactly these data. Experts of all data would leak what a "
@@ -323,9 +377,20 @@ def _read_description(folder: Path) -> dict[str, Any]:
 
 
 def _require_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    for key in ("data", "network", "settings"):
-        if found.get(key) != wanted[key]:
+    for key in ("data", "network", "settings", "budget"):
+        there, asked = found.get(key), wanted.get(key)
+        if there != asked:
             raise InputError(
-                f"The experts in '{folder}' were trained with another {key} ({found.get(key)}, not {wanted[key]}); "
+                f"The experts in '{folder}' were trained with another {key} ({there}, not {asked}); "
                 "use another folder, or the same settings to add to this one."
             )
+    if "budget" in wanted and _spending(found) != _spending(wanted):
+        raise InputError(
+            f"The budget of the private experts in '{folder}' is for another number of them, and more would break "
+            "their guarantee; use another folder, or ask for as many as before."
+        )
+
+
+def _spending(description: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """What the releases of a private store are, and how many steps each has."""
+    return [(release["what"], release["steps"]) for release in description["guarantee"]["releases"]]

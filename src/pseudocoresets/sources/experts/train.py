@@ -17,13 +17,16 @@ from pseudocoresets.core.devices import device_memory_error, is_out_of_memory, r
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.progress import Progress, Silent, by_default, task
 from pseudocoresets.core.seeds import Randomness, derive_seed
-from pseudocoresets.core.settings import build_settings
+from pseudocoresets.core.settings import SCALE, build_settings
 from pseudocoresets.core.state import Rates
 from pseudocoresets.data.augmentation import AnyAugmentation, augmentation_for
-from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.data.dataset import Dataset, require_public
+from pseudocoresets.data.resident import DeviceImages
+from pseudocoresets.dp import Budget, Entropy, SystemEntropy
 from pseudocoresets.models.networks import AnyNetwork, Network, as_network
-from pseudocoresets.presets import Preset
-from pseudocoresets.sources.experts.store import Experts, ExpertSettings, ExpertStore, TrainedOn
+from pseudocoresets.presets import NO_DATASET, Preset
+from pseudocoresets.sources.experts.private import CLIPPING, PrivateTrainer, plan_releases
+from pseudocoresets.sources.experts.store import Experts, ExpertSettings, ExpertStore, PrivateTraining, TrainedOn
 
 IMAGES_PER_BLOCK = 20_000
 """The most images that are augmented at once."""
@@ -42,6 +45,8 @@ def train_experts(
     device: str | torch.device = "auto",
     backend: Backend | None = None,
     progress: Progress | None = None,
+    privacy: Budget | None = None,
+    clipping: float = CLIPPING,
     **settings: Any,
 ) -> Experts:
     """Train experts, or those of them that the folder ``out`` does not hold yet.
@@ -57,14 +62,17 @@ def train_experts(
         augmentation: In place of differentiable Siamese augmentation.
         population: Experts that are trained side by side.
         backend: How to compute; chosen for the device where none is given.
+        privacy: The budget of differential privacy for all experts together, which are then trained by DP-SGD; the
+            data must be normalised by public constants (``Dataset.publicly_normalised``).
+        clipping: The norm that DP-SGD clips the gradient of one example to.
         settings: Those of ``ExpertSettings``.
     """
-    own = presets.preset(preset, data.name)
+    own = presets.preset(preset, data.name) if privacy is None else presets.preset(preset, NO_DATASET)
     count = own.expert_count if count is None else count
     given = settings if epochs is None else {**settings, "epochs": epochs}
     chosen = build_settings(ExpertSettings, {**own.experts, **given}, "The training of experts")
     shown = progress or by_default()
-    return train(data, network, count, chosen, out, population, device, backend, shown, augmentation)
+    return train(data, network, count, chosen, out, population, device, backend, shown, augmentation, privacy, clipping)
 
 
 def train(
@@ -78,19 +86,26 @@ def train(
     backend: Backend | None = None,
     progress: Progress | None = None,
     augmentation: AnyAugmentation | None = None,
+    privacy: Budget | None = None,
+    clipping: float = CLIPPING,
+    entropy: Entropy | None = None,
 ) -> Experts:
-    """The same with everything chosen.
+    """The same with everything chosen; ``entropy`` is the operating system's unless a test gives another.
 
     Experts are trained in groups of ``population`` that do not depend on which of them are there already, so that
-    those of a run that was killed are those of one that was not.
+    those of a run that was killed are those of one that was not. Private ones are trained one after another.
     """
     if count < 1:
         raise InputError(f"At least one expert is needed; got {count}.")
     if population is not None and population < 1:
         raise InputError(f"At least one expert is trained at a time; got a population of {population}.")
     network = as_network(network, data.shape, len(data.classes))
-    trained_on = TrainedOn(data.name, data.fingerprint)
-    store = None if out is None else ExpertStore.create_or_open(out, network, trained_on, settings)
+    private = None if privacy is None else _private_training(data, count, settings, privacy, clipping, augmentation)
+    trained_on = TrainedOn.of(data, private is not None)
+    store = (
+        None if out is None else ExpertStore.create_or_open(out, network, trained_on, settings, private, data.guarantee)
+    )
+    private = private if store is None else store.private
     todo = list(range(count)) if store is None else store.missing(count)
     in_memory: dict[int, Tensor] = {}
     keep = in_memory.__setitem__ if store is None else store.add
@@ -101,11 +116,36 @@ def train(
             threads_for(data.shape),
             task(progress or Silent(), f"training experts on {data.name}", len(todo) * settings.epochs) as shown,
         ):
-            trainer = _Trainer(data, network, settings, where, backend or choose_backend(where), augmentation)
-            trainer.train_missing(todo, range(count), population, shown, keep)
+            if private is None:
+                trainer = _Trainer(data, network, settings, where, backend or choose_backend(where), augmentation)
+                trainer.train_missing(todo, range(count), population, shown, keep)
+            else:
+                secretly = PrivateTrainer(data, network, settings, where, private, entropy or SystemEntropy())
+                for number in todo:
+                    keep(number, secretly.train(number, shown))
     if store is not None:
         return store.experts(count)
-    return Experts(network, trained_on, settings, list(in_memory.values()))
+    guarantee = data.guarantee if private is None else private.guarantee
+    return Experts(network, trained_on, settings, list(in_memory.values()), guarantee)
+
+
+def _private_training(
+    data: Dataset,
+    count: int,
+    settings: ExpertSettings,
+    budget: Budget,
+    clipping: float,
+    augmentation: AnyAugmentation | None,
+) -> PrivateTraining:
+    """What the experts may spend; refused where something else would tell of single examples."""
+    if data.guarantee is not None:
+        raise InputError("These data are private already, and so is all that is learned from them; give no budget.")
+    require_public(data)
+    if augmentation is not None:
+        raise InputError("Private experts are trained with the library's own augmentation, which never mixes images.")
+    if clipping not in SCALE:
+        raise InputError(f"The norm that gradients are clipped to is a number {SCALE}; got {clipping}.")
+    return PrivateTraining(budget, clipping, plan_releases(data, count, settings, budget))
 
 
 def train_block(
@@ -133,7 +173,7 @@ FEWEST_STEPS = 16
 
 
 class _Trainer:
-    """The full data on the device, and SGD on it for a population of parameter sets."""
+    """The full data, on the device if it has room, and SGD on it for a population of parameter sets."""
 
     def __init__(
         self,
@@ -149,7 +189,7 @@ class _Trainer:
         self._batch_size = settings.batch_size or min(BATCH_SIZE, max(1, len(data.train) // FEWEST_STEPS))
         self._device = device
         self._backend = backend
-        self._images = data.transform(data.train.images.to(device))
+        self._images = DeviceImages(data.train.images, data.transform.to(device), device, ready=True)
         self._labels = data.train.labels.to(device)
         self._augmentation = augmentation_for(settings.augment, augmentation, data.flippable)
         self.default_population = 1 if device.type == "cpu" else 4
@@ -213,9 +253,10 @@ class _Trainer:
     def _epoch(self, runner: ChainRunner, randomness: Randomness) -> Tensor:
         """The parameters after one more pass over the data."""
         factors = torch.full((self._batch_size,), 1 / self._batch_size, device=self._device)
-        for block in self._batches(runner.chains, randomness).split(runner.steps, 1):
+        blocks = self._batches(runner.chains, randomness).split(runner.steps, 1)
+        for block, images in zip(blocks, self._images.in_turn(blocks), strict=True):
             runner.set_labels(self._labels[block], factors)
-            runner.run_block(self._images[block], self._augmentation, randomness)
+            runner.run_block(images, self._augmentation, randomness)
         return runner.position()
 
     @property

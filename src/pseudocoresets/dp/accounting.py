@@ -1,0 +1,78 @@
+"""How much privacy noisy sums cost together, by Google's ``dp-accounting``.
+
+It composes the distributions of the privacy loss numerically, and rounds them up: what it says is an upper bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from pseudocoresets.core.errors import InputError
+from pseudocoresets.dp.guarantee import Budget, Guarantee, Release
+
+PACKAGE = "dp-accounting"
+MOST_NOISE = 2.0**20
+NOISE_TOLERANCE = 1e-3
+"""Relative, of the noise that a budget allows."""
+LOSS_STEP = 1e-4
+"""Of the grid of privacy losses, for each unit of the budget's epsilon; a coarser one gives a larger epsilon."""
+
+
+def spent(releases: Sequence[Release], delta: float, step: float = LOSS_STEP) -> float:
+    """The smallest epsilon that the accountant can vouch for, of all releases together."""
+    accounting = _accounting()
+    relation = accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = accounting.pld.PLDAccountant(relation, value_discretization_interval=step)
+    for release in releases:
+        noisy_sum = accounting.GaussianDpEvent(release.noise_multiplier)
+        rate = release.sampling_rate
+        event = noisy_sum if rate == 1 else accounting.PoissonSampledDpEvent(rate, noisy_sum)
+        accountant.compose(event, release.steps)
+    return float(accountant.get_epsilon(delta))
+
+
+def calibrated(budget: Budget, examples: int, plan: Callable[[float], Release]) -> Guarantee:
+    """The guarantee of ``plan(noise_multiplier)`` with the least noise that keeps to the budget."""
+    budget.require_for(examples)
+
+    def keeps(noise: float) -> bool:
+        return spent([plan(noise)], budget.delta, LOSS_STEP * max(1.0, budget.epsilon)) <= budget.epsilon
+
+    if not keeps(MOST_NOISE):
+        raise InputError(f"No noise keeps so many steps to epsilon = {budget.epsilon:g}; take fewer, or a larger one.")
+    enough = MOST_NOISE
+    while keeps(enough / 2):  # from above, where the accountant is quick
+        enough /= 2
+    too_little = enough / 2
+    while enough - too_little > NOISE_TOLERANCE * enough:
+        middle = (enough + too_little) / 2
+        enough, too_little = (middle, too_little) if keeps(middle) else (enough, middle)
+    return Guarantee(budget.epsilon, budget.delta, accountant_name(), examples, (plan(enough),))
+
+
+def combined(guarantees: Sequence[Guarantee]) -> Guarantee:
+    """What holds for a result that was computed from several; a release that they share is counted once."""
+    first = guarantees[0]
+    releases = {release.identity: release for guarantee in guarantees for release in guarantee.releases}
+    if len(releases) == len(first.releases):
+        return first
+    delta, every = max(guarantee.delta for guarantee in guarantees), tuple(releases.values())
+    examples = max(guarantee.examples for guarantee in guarantees)
+    return Guarantee(spent(every, delta), delta, accountant_name(), examples, every)
+
+
+def accountant_name() -> str:
+    return f"{PACKAGE} {version(PACKAGE)}, privacy loss distributions"
+
+
+def _accounting() -> Any:
+    try:
+        import dp_accounting
+        import dp_accounting.pld
+    except ImportError:
+        raise InputError(
+            "Privacy is accounted for by the package dp-accounting: pip install 'pseudocoresets[privacy]'."
+        ) from None
+    return dp_accounting

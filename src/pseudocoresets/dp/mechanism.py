@@ -1,0 +1,42 @@
+"""The one mechanism: a sum of clipped vectors, one per example, with Gaussian noise.
+
+    sum_i v_i min(1, c / |v_i|) + N(0, (z c)^2 I)
+
+z is the noise multiplier, c the norm that each example's vector is clipped to before anything is added up.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+from pseudocoresets.dp.secure import Entropy
+from pseudocoresets.models.networks import Network
+
+ROUNDING = 1e-6
+"""A norm in single precision may be so much too small, relatively, for vectors as long as a network's parameters."""
+
+
+def clipped(vectors: Tensor, norm: float) -> Tensor:
+    """Vectors (examples, size), each scaled to a norm of at most ``norm``; those that are not finite become zero."""
+    finite = torch.isfinite(vectors).all(1, keepdim=True)
+    vectors = torch.where(finite, vectors, 0.0)
+    norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=torch.float64)
+    return (vectors * ((1 - ROUNDING) * norm / norms.clamp_min(1e-300)).clamp_max(1.0)).to(vectors.dtype)
+
+
+def noisy_sum(total: Tensor, norm: float, noise_multiplier: float, entropy: Entropy) -> Tensor:
+    """A sum of vectors clipped to ``norm``, with its noise."""
+    return total + noise_multiplier * norm * entropy.normal(total.shape, total.device)
+
+
+def per_example_gradients(network: Network, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """grad_theta of -log p(y_i | x_i, theta) for each example: (examples, size)."""
+
+    def loss(parameters: Tensor, image: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(network.logits(parameters, image[None]), label[None])
+
+    gradients: Tensor = vmap(grad(loss), in_dims=(None, 0, 0))(theta, x, y)
+    return gradients

@@ -1,0 +1,218 @@
+"""Private experts and coresets: what their files promise, and what is refused because it would break the promise."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from small import Invoke
+
+import pseudocoresets as pc
+from pseudocoresets.data import Dataset
+from pseudocoresets.dp import Budget, spent
+from pseudocoresets.methods.problem import RealData
+from pseudocoresets.sources.experts import Experts
+
+pytest.importorskip("dp_accounting")
+BUDGET = Budget(8.0, 1e-4)
+NETWORK = "mlp:depth=1,width=8"
+TRAINING = {"epochs": 2, "batch_size": 400, "learning_rate": 0.5, "augment": False, "device": "cpu"}
+FEW = {"iterations": 3, "ipc": 1, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return pc.load_dataset("digits").publicly_normalised()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, data: Dataset) -> Path:
+    folder = tmp_path_factory.mktemp("private") / "experts"
+    pc.train_experts(data, NETWORK, 2, out=folder, privacy=BUDGET, **TRAINING)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Experts:
+    return pc.load_experts(folder)
+
+
+@pytest.fixture(scope="module")
+def matched(data: Dataset) -> pc.Coreset:
+    options = {"networks": 3, "at_once": 2}
+    return pc.construct(data, None, "dm", network=NETWORK, privacy=BUDGET, method_options=options, **FEW | {"ipc": 3})
+
+
+def test_experts_share_one_budget(trained: Experts) -> None:
+    assert trained.guarantee is not None
+    (release,) = trained.guarantee.releases
+    assert release.steps == 2 * 2 * 3  # experts, epochs, steps per epoch of 1,300 images in batches of 400
+    assert spent(trained.guarantee.releases, BUDGET.delta) <= BUDGET.epsilon
+
+
+def test_experts_learn_and_are_never_the_same_twice(data: Dataset, trained: Experts) -> None:
+    training = TRAINING | {"epochs": 6, "learning_rate": 2.0}
+    again = pc.train_experts(data, NETWORK, 1, privacy=Budget(50.0, 1e-4), **training)
+    assert torch.equal(again.snapshot(0, 0), trained.snapshot(0, 0))
+    assert not torch.equal(again.snapshot(0, 1), trained.snapshot(0, 1))
+    scores = again.network.logits(again.snapshot(0, -1), data.transform(data.test.images))
+    assert float((scores.argmax(1) == data.test.labels).float().mean()) > 0.5
+
+
+def test_a_step_in_which_nobody_takes_part_is_noise(data: Dataset) -> None:
+    few = TRAINING | {"epochs": 1, "batch_size": 1}
+    small = replace(data, train=data.train.subset(torch.arange(4)), transform=data.transform_source)
+    assert len(pc.train_experts(small, NETWORK, 1, privacy=Budget(8.0, 0.1), **few)) == 1
+
+
+def test_a_store_tells_nothing_of_the_data_but_what_is_public(folder: Path, data: Dataset) -> None:
+    text = (folder / "store.json").read_text()
+    assert data.fingerprint not in text and data.train.fingerprint not in text
+    changed = data.train.images.clone()
+    changed[0] = 0
+    other = replace(data, train=replace(data.train, images=changed), transform=data.transform_source)
+    assert other.public_fingerprint == data.public_fingerprint
+
+
+def test_a_killed_run_goes_on_within_its_budget(folder: Path, data: Dataset, trained: Experts) -> None:
+    (folder / "expert-0001.safetensors").unlink()
+    again = pc.train_experts(data, NETWORK, 2, out=folder, privacy=BUDGET, **TRAINING)
+    assert again.guarantee == trained.guarantee and len(again) == 2
+    with pytest.raises(pc.InputError, match="another number of them"):
+        pc.train_experts(data, NETWORK, 3, out=folder, privacy=BUDGET, **TRAINING)
+    with pytest.raises(pc.InputError, match="another budget"):
+        pc.train_experts(data, NETWORK, 2, out=folder, privacy=Budget(9.0, 1e-4), **TRAINING)
+
+
+def test_a_coreset_of_private_experts_has_their_guarantee(data: Dataset, trained: Experts, tmp_path: Path) -> None:
+    options = {"expert_epochs": 1, "max_start_epoch": 0, "steps": 2}
+    made = pc.construct(data, trained, "cd", method_options=options, **FEW)
+    assert made.guarantee == trained.guarantee
+    assert made.y.tolist() == list(range(10))
+    made.save(tmp_path / "c.safetensors")
+    assert pc.Coreset.load(tmp_path / "c.safetensors").guarantee == trained.guarantee
+
+
+def test_the_data_are_read_once(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three iterations, and one pass for each network and one for the counts."""
+    passes = []
+    batches = RealData.batches
+    monkeypatch.setattr(RealData, "batches", lambda self: passes.append(1) or batches(self))
+    for name in ("batch", "class_batch", "rows"):
+        monkeypatch.setattr(RealData, name, getattr(RealData, name) if name == "rows" else None)
+    options = {"networks": 3, "at_once": 2}
+    pc.construct(data, None, "dm", network=NETWORK, privacy=BUDGET, method_options=options, **FEW)
+    assert len(passes) == 3 + 1
+
+
+def test_private_matching_pulls_means_together(data: Dataset) -> None:
+    """With hardly any noise, the class means of the synthetic images approach those of the real ones."""
+    options = {"networks": 2, "at_once": 2}
+    losses = []
+    for iterations in (1, 60):
+        made = pc.construct(
+            data,
+            None,
+            "dm",
+            network=NETWORK,
+            privacy=Budget(900.0, 1e-4),
+            method_options=options,
+            **FEW | {"iterations": iterations, "augment": False},
+        )
+        real = torch.stack([data.transform(data.train.images)[data.train.labels == c].mean(0) for c in range(10)])
+        losses.append(float(torch.nn.functional.cosine_similarity(made.x.flatten(1), real.flatten(1)).mean()))
+    assert losses[1] > losses[0] + 0.1
+
+
+def test_what_is_learned_from_private_images_is_private(matched: pc.Coreset) -> None:
+    synthetic = matched.as_data()
+    options = {"steps": 2, "horizon": 4, "chains": 2, "batch_size": 8}
+    made = pc.construct(synthetic, None, "bptt", network=NETWORK, method_options=options, **FEW)
+    assert made.guarantee == matched.guarantee
+    assert made.configuration["data"]["method"] == "dm"
+    assert made.data_size == matched.data_size == 1300 and float(made.weights.sum()) == pytest.approx(1300)
+    own = pc.train_experts(synthetic, NETWORK, 1, 1, batch_size=8, device="cpu")
+    assert own.guarantee == matched.guarantee
+    assert pc.construct(synthetic, own, "random", 1).guarantee == matched.guarantee
+    with pytest.raises(pc.InputError, match="private already"):
+        pc.construct(synthetic, None, "dm", network=NETWORK, privacy=BUDGET, **FEW)
+
+
+def test_synthetic_images_become_the_same_inputs_again(matched: pc.Coreset) -> None:
+    synthetic = matched.as_data()
+    assert torch.allclose(synthetic.transform(synthetic.train.images), matched.x, atol=1e-5)
+
+
+def test_going_on_adds_up_what_was_spent(data: Dataset, trained: Experts, matched: pc.Coreset) -> None:
+    options = {"expert_epochs": 1, "max_start_epoch": 0, "steps": 2}
+    start = pc.construct(data, trained, "cd", method_options=options, **FEW | {"ipc": 3})
+    both = pc.construct(data, trained, "cd", method_options=options, initial=matched, **FEW | {"ipc": 3})
+    assert both.guarantee is not None and start.guarantee is not None
+    assert len(both.guarantee.releases) == 2 and both.guarantee.epsilon > BUDGET.epsilon
+    same = pc.construct(data, trained, "cd", method_options=options, initial=start, **FEW | {"ipc": 3})
+    assert same.guarantee == trained.guarantee
+
+
+def test_without_a_budget_nothing_is_promised(matched: pc.Coreset, trained: Experts, data: Dataset) -> None:
+    plain = pc.train_experts(data, NETWORK, 1, 1, device="cpu")
+    options = {"expert_epochs": 1, "max_start_epoch": 0, "steps": 2}
+    made = pc.construct(data, plain, "cd", method_options=options, initial=matched, **FEW | {"ipc": 3})
+    assert plain.guarantee is None and made.guarantee is None
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"method": "cd", "initialisation": "random"}, "starts from noise"),
+        ({"method": "bptt"}, "reads the training data"),
+        ({"method": "rkl"}, "reads the training data"),
+        ({"method": "random"}, "selection of real images is not private"),
+    ],
+)
+def test_private_experts_refuse_what_would_show_the_data(
+    data: Dataset, trained: Experts, given: dict[str, str], why: str
+) -> None:
+    with pytest.raises(pc.InputError, match=why):
+        pc.construct(data, trained, **given, **FEW)
+
+
+@pytest.mark.parametrize("method", ["bptt", "gm", "dsa", "rkl", "kip", "cd"])
+def test_a_budget_is_refused_by_methods_that_cannot_keep_it(data: Dataset, trained: Experts, method: str) -> None:
+    with pytest.raises(pc.InputError, match="has no private form"):
+        pc.construct(data, trained, method, privacy=BUDGET, **FEW)
+
+
+def test_fitted_normalisation_is_refused(digits: Dataset, coreset: pc.Coreset, data: Dataset, trained: Experts) -> None:
+    with pytest.raises(pc.InputError, match="publicly_normalised"):
+        pc.train_experts(digits, NETWORK, 1, privacy=BUDGET, **TRAINING)
+    with pytest.raises(pc.InputError, match="publicly_normalised"):
+        pc.construct(digits, None, "dm", network=NETWORK, privacy=BUDGET, **FEW)
+    with pytest.raises(pc.InputError, match="publicly_normalised"):
+        pc.construct(digits, trained, "cd", **FEW)
+    with pytest.raises(pc.InputError, match="without differential privacy"):
+        pc.construct(data, trained, "cd", initial=coreset, **FEW)
+
+
+def test_the_command_says_what_it_promises(bpc: Invoke) -> None:
+    """As in docs/privacy.md: private experts, a private coreset, and one learned from it by any method."""
+    budget = ("--epsilon", 8, "--delta", 1e-4, "--device", "cpu")
+    trained = bpc("experts", "--count", 1, "--epochs", 1, "--batch-size", 400, "--network", NETWORK, *budget)
+    assert trained.exit_code == 0, trained.stderr
+    assert "differential privacy with epsilon = 8 and delta = 0.0001" in trained.stdout
+    few = ("--iterations", 2, "--network", NETWORK, "--device", "cpu")
+    made = bpc(
+        "construct", "--method", "dm", "--set", "networks=2", "--ipc", 3, *few, *budget[:4], "--out", "p.safetensors"
+    )
+    assert made.exit_code == 0, made.stderr
+    assert "1,300 training examples" in made.stdout
+    small = ("--method", "bptt", "--set", "steps=2", "--set", "horizon=4", "--set", "burn_in=0", "--json")
+    again = bpc("construct", "--data-from", "p.safetensors", "--ipc", 1, *few, *small, "--out", "q.safetensors")
+    assert again.exit_code == 0, again.stderr
+    assert json.loads(again.stdout)["guarantee"]["epsilon"] == 8
+    refused = bpc("construct", "--method", "bptt", *few, *budget[:4], "--out", "r.safetensors")
+    assert refused.exit_code == 2 and "has no private form" in refused.stderr
+    unclear = bpc("construct", "--method", "dm", "--delta", 1e-4, *few, "--out", "r.safetensors")
+    assert unclear.exit_code == 2 and "--epsilon" in unclear.stderr
