@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=100)
     parser.add_argument("--method", default="moments")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/posterior_scale.json"))
+    parser.add_argument("--no-sampling", action="store_true", help="Measure the construction alone.")
     parser.add_argument("--build-only", type=Path, nargs=2, metavar=("DATA", "CORESET"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.build_only is not None:
@@ -157,7 +158,8 @@ def main() -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         record["build"] = json.loads(done.stdout)
         write_json(options.out, record)
-        record["sampling"] = measure_sampling(data, coreset)
+        if not options.no_sampling:
+            record["sampling"] = measure_sampling(data, coreset)
     write_json(options.out, record)
     print(json.dumps(record, indent=2))
 
