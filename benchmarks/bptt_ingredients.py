@@ -55,7 +55,7 @@ from torch.func import grad, grad_and_value, jvp
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from provenance import provenance
+from pseudocoresets.workflows.provenance import provenance
 
 Image.MAX_IMAGE_PIXELS = None
 CLASSES, SIDE, WIDTH, DEPTH = 10, 32, 128, 3

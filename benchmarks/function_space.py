@@ -36,7 +36,6 @@ import torch
 from torch import Tensor
 
 import pseudocoresets as pc
-from provenance import provenance
 from pseudocoresets._io.files import read_tensors, write_json, write_tensors
 from pseudocoresets.backends import Backend, choose_backend
 from pseudocoresets.core.energy import Energy, Target
@@ -52,6 +51,7 @@ from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network
 from pseudocoresets.sources.experts import Experts, ExpertSettings, load_experts, train_experts
 from pseudocoresets.sources.experts.store import TrainedOn
+from pseudocoresets.workflows.provenance import provenance
 
 PREDICTED_AT_ONCE = 8
 

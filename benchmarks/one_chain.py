@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 import pseudocoresets as pc
-from provenance import provenance
 from pseudocoresets.construction.loop import network_for, run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.data import Dataset, load_dataset
-from pseudocoresets.evaluation.metrics import all_metrics
 from pseudocoresets.evaluation.report import control_coreset
+from pseudocoresets.evaluation.shift import scores
+from pseudocoresets.workflows.provenance import provenance
 
 HERE = Path(__file__).parent / "results" / "coresets"
 NETWORK = "convnet:depth=3,width=128"
@@ -86,13 +86,10 @@ def start_of(variant: Variant, settings: ConstructionSettings, data: Dataset) ->
 def judged(coreset: pc.Coreset, data: Dataset, **sampling: Any) -> dict[str, float]:
     """Held-out figures in per cent of single chains and of their average, sampled cold."""
     samples = pc.sample_posterior(coreset, preset="paper", **sampling)
-    probabilities = samples.predict(data.test.images)
-    labels = data.test.labels.to(probabilities.device)
-    chains = [all_metrics(chain.mean(0), labels)["accuracy"] for chain in probabilities]
-    averaged = all_metrics(probabilities.flatten(0, 1).mean(0), labels)
-    figures = {"one_chain": 100 * sum(chains) / len(chains), "averaged": 100 * averaged["accuracy"]}
+    found = scores(samples.predict(data.test.images), data.test.labels)
+    figures = {"one_chain": 100 * found.chains["accuracy"].mean, "averaged": 100 * found.ensemble["accuracy"]}
     return {name: round(value, 2) for name, value in figures.items()} | {
-        name: round(averaged[name], 4) for name in ("nll", "ece")
+        name: round(found.ensemble[name], 4) for name in ("nll", "ece")
     }
 
 

@@ -33,7 +33,6 @@ import torch
 from scipy.linalg import solve_triangular
 from scipy.optimize import minimize
 
-from provenance import provenance
 from pseudocoresets._io.files import write_json
 from pseudocoresets.construction import construct
 from pseudocoresets.core.errors import DivergenceError
@@ -46,6 +45,7 @@ from pseudocoresets.models.gaussian_mean import GaussianMean
 from pseudocoresets.models.glm import LogisticRegression
 from pseudocoresets.sources.gaussian_fit import fit_gaussian
 from pseudocoresets.sources.reference import reference_posterior
+from pseudocoresets.workflows.provenance import provenance
 
 SIZES = (10, 30, 100)
 SHARED = ("uniform", "frank-wolfe", "giga", "sparse-vi")

@@ -39,7 +39,6 @@ import numpy as np
 import torch
 
 from posterior_peer import build_with_peer
-from provenance import provenance
 from pseudocoresets._io.files import write_json
 from pseudocoresets.construction import construct
 from pseudocoresets.construction.safeguard import CHECKED, OWN
@@ -51,6 +50,7 @@ from pseudocoresets.models.glm import LinearRegression, LogisticRegression, Pois
 from pseudocoresets.sources.gaussian_fit import GaussianFit, find_mode, fit_gaussian
 from pseudocoresets.sources.yardstick import Yardstick
 from pseudocoresets.workflows.parallel import processes
+from pseudocoresets.workflows.provenance import provenance
 
 SIZES = (5, 20, 100)
 SIMPLE = ("uniform", "frank-wolfe", "giga")

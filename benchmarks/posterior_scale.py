@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from provenance import provenance
 from pseudocoresets._io.files import read_tensors, write_json, write_tensors
 from pseudocoresets.core.gaussian import kl_divergence
 from pseudocoresets.core.points import Points
@@ -33,6 +32,7 @@ from pseudocoresets.kernels import NUTS
 from pseudocoresets.methods import METHODS, row_problem
 from pseudocoresets.models.glm import LogisticRegression
 from pseudocoresets.sources.gaussian_fit import GaussianFit, fit_gaussian
+from pseudocoresets.workflows.provenance import provenance
 
 WARMUP = 150
 """Steps before the measured draws, long enough for the step size to settle."""

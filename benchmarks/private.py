@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 import pseudocoresets as pc
-from provenance import provenance
 from pseudocoresets.backends import choose_backend
 from pseudocoresets.construction.loop import image_task
 from pseudocoresets.construction.settings import ConstructionSettings
@@ -42,6 +41,7 @@ from pseudocoresets.evaluation.metrics import all_metrics
 from pseudocoresets.methods.condensation.private_matching import PrivateMatching
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.models.networks import Network
+from pseudocoresets.workflows.provenance import provenance
 
 GUARANTEES = Path(__file__).parent / "results" / "private_guarantees.json"
 DELTA = 1e-5

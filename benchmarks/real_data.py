@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from provenance import provenance
 from pseudocoresets.core.devices import resolve_device
 from pseudocoresets.data import Dataset, load_dataset
 from pseudocoresets.models.networks import Network
 from pseudocoresets.sources.experts import Experts, train_experts
+from pseudocoresets.workflows.provenance import provenance
 
 NETWORK = "convnet:depth=3,width=128"
 WANTED = {"mnist": 0.992, "fashion-mnist": 0.915, "svhn": 0.92, "cifar10": 0.78}

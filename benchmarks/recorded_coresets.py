@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 import pseudocoresets as pc
-from provenance import provenance
 from pseudocoresets.data import Dataset, load_dataset
-from pseudocoresets.evaluation.metrics import all_metrics
+from pseudocoresets.evaluation.shift import scores
+from pseudocoresets.workflows.provenance import provenance
 
 HERE = Path(__file__).parent / "results"
 SPACING = 40
@@ -48,14 +48,12 @@ def again(path: Path, data: Dataset, rows: list[dict[str, Any]]) -> dict[str, An
     coreset = pc.Coreset.load(path).restored(data)
     row = record_of(coreset, dataset, int(size.removeprefix("ipc")), rows)
     samples = pc.sample_posterior(coreset, preset="paper", **sampling_of(row))
-    probabilities, labels = samples.predict(data.test.images), data.test.labels
-    labels = labels.to(probabilities.device)
-    chains = [100 * all_metrics(chain.mean(0), labels)["accuracy"] for chain in probabilities]
-    averaged = all_metrics(probabilities.flatten(0, 1).mean(0), labels)
+    found = scores(samples.predict(data.test.images), data.test.labels)
+    chains, averaged = found.chains["accuracy"], found.ensemble
     return {
         "file": path.name,
-        "one_chain": round(sum(chains) / len(chains), 2),
-        "chains": [round(chain, 2) for chain in chains],
+        "one_chain": round(100 * chains.mean, 2),
+        "chains": [round(100 * chain, 2) for chain in chains.values],
         "averaged": round(100 * averaged["accuracy"], 2),
         "nll": round(averaged["nll"], 4),
         "ece": round(averaged["ece"], 4),

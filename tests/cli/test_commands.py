@@ -22,6 +22,7 @@ from typer.main import get_command
 import pseudocoresets as pc
 from pseudocoresets._cli.app import COMMANDS, build_app
 from pseudocoresets._cli.options import PANELS
+from pseudocoresets.backends import PlainBackend
 from pseudocoresets.evaluation import METRICS
 from pseudocoresets.methods import METHODS
 from pseudocoresets.methods.selection import SELECTIONS
@@ -325,6 +326,16 @@ def test_doctor_says_what_is_here(bpc: Invoke) -> None:
     assert "digits" in facts["data sets here"]
     assert facts["fast path"].startswith("yes" if torch.cuda.is_available() else "no: it needs a GPU")
     assert f"torch {facts['packages']['torch']}" in bpc("doctor").stdout
+
+
+def test_doctor_says_yes_of_a_backend_that_derives_from_the_plain_one(
+    bpc: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Faster(PlainBackend):
+        """As the fused one does."""
+
+    monkeypatch.setattr("pseudocoresets.workflows.place.choose_backend", lambda *_, **__: Faster())
+    assert json.loads(bpc("doctor", "--json").stdout)["fast path"] == "yes"
 
 
 def test_a_coreset_is_judged_on_corrupted_images(bpc: Invoke, coreset_file: Path) -> None:

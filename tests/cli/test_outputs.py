@@ -43,6 +43,7 @@ def test_a_second_process_on_an_output_gets_one_sentence(bpc: Invoke, tmp_path: 
         "run": ("run", *NETWORK, "--out", "run"),
         "table": ("compare", *NETWORK, "--methods", "random", "--out", "table"),
         "experts": ("experts", *NETWORK, "--out", "experts"),
+        "study": ("posterior", "--data", "synthetic", "--points", 60, "--cache", "cache", "--out", "study"),
     }
     for out, command in commands.items():
         with only_writer(out):

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pseudocoresets._io.files import write_tensors
+from pseudocoresets._io.files import TensorFile, write_tensors
 from pseudocoresets.construction.checkpoint import read_checkpoint
+from pseudocoresets.construction.loop import run_construction
+from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import FileFormatError
+from pseudocoresets.data import load_dataset
+from pseudocoresets.methods import BPTT
 
 DOCUMENT = {"run": "0" * 32, "iteration": 0, "iterations": 1, "records": []}
 
@@ -22,3 +26,23 @@ def test_numbers_of_a_kind_that_no_state_has_are_refused(tmp_path: Path, dtype: 
     write_tensors(tmp_path / "c.checkpoint", tensors | {"leaves/x": torch.ones(2).to(dtype)}, DOCUMENT)
     with pytest.raises(FileFormatError, match="which no state does"):
         read_checkpoint(tmp_path / "c.checkpoint")
+
+
+def test_a_method_state_of_another_shape_is_refused(tmp_path: Path) -> None:
+    """The pool of chains in a checkpoint whose checksum is right, but that holds one chain too few."""
+    data, path = load_dataset("digits"), tmp_path / "c.checkpoint"
+    method = BPTT(chains=3, steps=2, horizon=4, burn_in=2, batch_size=8, unrolls=1)
+    settings, network = ConstructionSettings(ipc=1, iterations=1), "mlp:depth=1,width=2"
+
+    def construct() -> object:
+        return run_construction(
+            data, None, "bptt", method, settings, network=network, checkpoint=path, device="cpu", checkpoint_seconds=0
+        )
+
+    construct()
+    construct()
+    file = TensorFile.open(path)
+    tensors = file.tensors()
+    write_tensors(path, tensors | {"method/chains": tensors["method/chains"][:2]}, file.document)
+    with pytest.raises(FileFormatError, match=r"the method's 'chains' is \(2, \d+\), not \(3, \d+\)"):
+        construct()

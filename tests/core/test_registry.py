@@ -67,7 +67,7 @@ def test_an_installed_package_adds_a_data_set(tmp_path: Path, monkeypatch: pytes
     )
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     fresh: Registry[DatasetEntry] = Registry(DATASETS.kind, DATASETS._entries, DATASETS.group, DATASETS.accepts)
-    monkeypatch.setattr("pseudocoresets.data.DATASETS", fresh)
+    monkeypatch.setattr("pseudocoresets.data.loading.DATASETS", fresh)
     assert "tiny" in fresh
     assert load_dataset("tiny").name == "tiny"
 

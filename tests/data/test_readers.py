@@ -309,7 +309,7 @@ def test_tiny_imagenet_reads_its_folder_and_keeps_the_decoded_images(
     for split in (dataset.train, dataset.test):
         assert torch.equal(split.images.float().mean((1, 2, 3)).round().long(), shade_of_label[split.labels])
     assert (tmp_path / "tiny-imagenet-200" / DECODED).is_file()
-    monkeypatch.setattr("pseudocoresets.data.tiny_imagenet.decode_images", None)  # a second decoding would fail
+    monkeypatch.setattr("pseudocoresets.data.images.decode_images", None)  # a second decoding would fail
     again = entry.load(tmp_path)
     assert torch.equal(again.train.images, dataset.train.images)
     assert torch.equal(again.test.labels, dataset.test.labels)

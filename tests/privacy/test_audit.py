@@ -177,9 +177,28 @@ def test_shadows_of_a_private_coreset_read_their_data_with_the_same_noise(digits
     report = pc.audit(private, digits, shadows=6, images=50, **QUICK)
     assert report.membership[CORESET].lira is not None
     assert report.findings()[-1] == str(promised)
-    learned_from_it = pc.construct(private.as_data(), method="dm", ipc=1, **settings)
-    with pytest.raises(InputError, match="was learned from the images of another one"):
-        pc.audit(learned_from_it, digits, shadows=6, **QUICK)
+    unknown = replace(private, configuration={**private.configuration, "method": {}})
+    with pytest.raises(InputError, match="does not say how this private coreset was made"):
+        pc.audit(unknown, digits, shadows=6, **QUICK)
+
+
+def test_what_was_learned_from_the_images_of_a_private_coreset_is_made_again_in_the_same_way(
+    digits: pc.Dataset,
+) -> None:
+    """Without noise, so that it can be compared: the private images first, then those learned from them."""
+    settings = {"iterations": 3, "network": NETWORK, "device": "cpu"}
+    data, method = digits.publicly_normalised(), PrivateMatching(noise_multiplier=0.0, networks=2)
+    promised = Guarantee(1.0, 1e-4, "a test", len(digits.train), (Release("class sums", 1.0),))
+    private = replace(pc.construct(data, method=method, ipc=4, initialisation="noise", **settings), guarantee=promised)
+    small = pc.construct(private.as_data(), method="gm", ipc=1, initial=None, **settings)
+    recipe = Recipe.of(small)
+    assert recipe.is_private and not recipe.needs_experts and recipe.steps[0].made_from is not None
+    network, cpu = build_network(NETWORK, digits.shape, 10), torch.device("cpu")
+    again = recipe.make(data, None, network, cpu, choose_backend(cpu))
+    assert torch.equal(again.x, small.x) and again.data_size == small.data_size == 1300
+    assert start_images(small, data) == (
+        "The construction started from synthetic images, so there is no real start image to recognise."
+    )
 
 
 def test_data_that_the_coreset_was_not_made_from_are_refused(digits: pc.Dataset) -> None:

@@ -109,6 +109,12 @@ def test_json_has_the_control_the_gain_and_the_cost(finished: tuple[Path, Any]) 
     assert all(row["failure"] is None for row in rows.values())
 
 
+def test_one_bar_shows_the_whole_comparison(finished: tuple[Path, Any]) -> None:
+    _, result = finished
+    lines = result.stderr.splitlines()
+    assert [line.partition(":")[0] for line in lines if "done in" in line] == ["the whole comparison"]
+
+
 def test_table_is_saved_as_json_and_markdown(finished: tuple[Path, Any]) -> None:
     folder, result = finished
     assert json.loads((folder / "comparison.json").read_text()) == json.loads(result.stdout)

@@ -11,7 +11,7 @@ import typer
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_table
 from pseudocoresets._cli.process import A_PART_FAILED
-from pseudocoresets._io.files import require_writable_folder
+from pseudocoresets._io.files import only_writer, require_writable_folder
 from pseudocoresets._report.posterior import write_posterior_page
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import InputError
@@ -81,7 +81,7 @@ def posterior(
     wanted, shape = range(seed, seed + seeds), (len(loaded.rows), loaded.model.size)
     jobs = jobs or (cores() if math.prod(shape) <= SMALL_DATA else 1)
     folder = out or Path("runs") / f"posterior-{loaded.name.replace('.', '-')}"
-    with threads_for(shape, SMALL_DATA):
+    with only_writer(folder), threads_for(shape, SMALL_DATA):
         study = run_study(
             loaded,
             names,
@@ -93,8 +93,8 @@ def posterior(
             folder=folder,
             jobs=jobs,
         )
-    study.save(folder)
-    page = write_posterior_page(study, folder) if study.coresets else None
+        study.save(folder)
+        page = write_posterior_page(study, folder) if study.coresets else None
     if json:
         print_json(study.as_json() | {"folder": str(folder)})
     else:

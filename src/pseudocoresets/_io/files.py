@@ -11,18 +11,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from pseudocoresets._io.documents import json_text, parse_json
 from pseudocoresets._io.schema import Array, Header, Kind, Mismatch, check_headers
-from pseudocoresets.core.devices import require_memory
 from pseudocoresets.core.errors import FileFormatError, InputError
-from pseudocoresets.core.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 PART_SUFFIX = ".part"
 LOCK_SUFFIX = ".lock"
@@ -215,6 +214,8 @@ def require_regular(path: str | os.PathLike[str]) -> None:
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
     """A safetensors file whose metadata is one JSON document under the key ``json``, with a checksum of all of it."""
+    from safetensors.torch import save_file
+
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     document = {**metadata, CHECKSUM: _checksum(metadata, contiguous)}
     with replacing(path) as temporary:
@@ -255,6 +256,8 @@ class TensorFile:
 
         They are copies: nothing that happens to the file later can reach them.
         """
+        from pseudocoresets.core.devices import require_memory
+
         if arrays is not None:
             with naming(self.path):
                 check_headers(self.headers, arrays, dict(sides or {}))
@@ -297,6 +300,8 @@ def _reading(path: Path) -> Iterator[Any]:
 
 
 def _checksum(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    from pseudocoresets.core.fingerprint import fingerprint
+
     return fingerprint(json_text(document, sort_keys=True), dict(tensors))
 
 

@@ -12,15 +12,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pseudocoresets.core.errors import FileFormatError
 from pseudocoresets.core.settings import SEED as SEEDS
 from pseudocoresets.core.settings import Range
 from pseudocoresets.core.text import shortened
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LONGEST_TEXT = 10_000
 LARGEST_SIZE = 10**15
@@ -264,7 +264,7 @@ class Array:
 
     def check(self, tensor: Tensor, name: str) -> None:
         """Check the values of a tensor that is not empty."""
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise Mismatch(f"'{name}' holds values that are not finite")
         if self.within is not None:
             low, high = (float(end) for end in tensor.aminmax())

@@ -56,8 +56,13 @@ class CheckpointKeeper:
         self._fingerprint = fingerprint
         self._saved = time.monotonic()
 
-    def restore(self, learner: Learner, settings: ConstructionSettings) -> None:
-        """Bring ``learner`` to where the file is, if there is one."""
+    def restore(
+        self,
+        learner: Learner,
+        settings: ConstructionSettings,
+        method_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """Bring ``learner`` to where the file is, if there is one; its method's state must have ``method_shapes``."""
         if self.path is None:
             return
         remove_leftovers(self.path)
@@ -72,7 +77,7 @@ class CheckpointKeeper:
         last, before = found.last, found.before
         with naming(self.path):
             for state in (last,) if before is None else (last, before):
-                learner.require_own(state)
+                learner.require_own(state, method_shapes)
         if last.iteration > settings.iterations:
             raise InputError(
                 f"The checkpoint '{self.path}' is already at iteration {last.iteration}; ask for at least as many "

@@ -213,8 +213,8 @@ class Learner:
         self._pending.clear()
         self.sound = self.state()
 
-    def require_own(self, state: LearnerState) -> None:
-        """Refuse a state of other tensors than this learner's."""
+    def require_own(self, state: LearnerState, method_shapes: Mapping[str, tuple[int, ...]] | None = None) -> None:
+        """Refuse a state of other tensors than this learner's, or than its method says it has."""
         own = self.state()
         _require_alike("learned", own.leaves, state.leaves)
         _require_alike("averaged", own.averages, state.averages)
@@ -223,6 +223,12 @@ class Learner:
             if set(memory) not in (set(), set(self._memory_names)):
                 raise Mismatch(f"its optimiser remembers something else of '{name}'")
             _require_alike("remembered", {key: torch.zeros(()) if key == "step" else leaf for key in memory}, memory)
+        if method_shapes is None:
+            return
+        for name, tensor in state.method.items():
+            shape, known = tuple(tensor.shape), method_shapes.get(name)
+            if shape != known:
+                raise Mismatch(f"the method's '{name}' is {shape}, not {'there' if known is None else known}")
 
     @property
     def _memory_names(self) -> tuple[str, ...]:

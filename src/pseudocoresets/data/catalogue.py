@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
-
-import torch
+from typing import TYPE_CHECKING, TypeAlias
 
 from pseudocoresets.core.errors import FileFormatError
 from pseudocoresets.core.progress import Progress, Silent
-from pseudocoresets.data.dataset import Dataset, Split
 from pseudocoresets.data.download import Source, fetch_sources
-from pseudocoresets.data.zca_cache import FitOnDemand
 
-Reader: TypeAlias = Callable[["DatasetEntry", Path, Progress], tuple[Split, Split]]
+if TYPE_CHECKING:
+    import torch
+
+    from pseudocoresets.data.dataset import Dataset, Split
+
+Reader: TypeAlias = Callable[["DatasetEntry", Path, Progress], "tuple[Split, Split]"]
 """Training and test data of an entry, from the folder that holds it."""
 
 
@@ -63,6 +64,9 @@ class DatasetEntry:
         progress: Progress | None = None,
     ) -> Dataset:
         """Read and check the files below ``root``; ``device`` is where whitening is fitted."""
+        from pseudocoresets.data.dataset import Dataset
+        from pseudocoresets.data.zca_cache import FitOnDemand
+
         train, test = self.read(self, root, progress or Silent())
         return Dataset(
             self.name,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any
 
 from pseudocoresets.core.errors import FileFormatError
 from pseudocoresets.core.progress import Progress
 from pseudocoresets.data.catalogue import DatasetEntry, require_file
-from pseudocoresets.data.dataset import Split
 from pseudocoresets.data.download import Source
-from pseudocoresets.data.pickles import read_pickle
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pseudocoresets.data.dataset import Split
 
 _LABEL_KEYS = ("fine_labels", "labels")
 
@@ -26,6 +26,11 @@ def read_cifar(entry: DatasetEntry, root: Path, progress: Progress) -> tuple[Spl
 
 
 def _read(entry: DatasetEntry, paths: list[Path], count: int) -> Split:
+    import numpy as np
+    import torch
+
+    from pseudocoresets.data.dataset import Split
+
     images = np.empty((count, math.prod(entry.shape)), np.uint8)
     labels: list[int] = []
     for path in paths:
@@ -41,6 +46,10 @@ def _read(entry: DatasetEntry, paths: list[Path], count: int) -> Split:
 
 def _read_batch(path: Path, size: int) -> tuple[np.ndarray, list[int]]:
     """One image per row, red then green then blue, and the labels."""
+    import numpy as np
+
+    from pseudocoresets.data.pickles import read_pickle
+
     content = read_pickle(path)
     rows = _value(content, "data")
     labels = next((found for key in _LABEL_KEYS if (found := _value(content, key)) is not None), None)

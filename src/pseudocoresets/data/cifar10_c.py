@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING
 
 from pseudocoresets.core.errors import DataUnavailableError, FileFormatError, InputError
 from pseudocoresets.core.progress import Progress
 from pseudocoresets.data.catalogue import DatasetEntry
 from pseudocoresets.data.cifar import CIFAR10
-from pseudocoresets.data.dataset import Split
 from pseudocoresets.data.download import Source
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pseudocoresets.data.dataset import Split
 
 FOLDER = "CIFAR-10-C"
 CIFAR10_C_CORRUPTIONS = (
@@ -46,6 +48,11 @@ def load_cifar10_c(root: str | os.PathLike[str], corruption: str, severity: int,
 
     A file holds the ``count`` test images five times, in the order of severity; only what is asked for is read.
     """
+    import numpy as np
+    import torch
+
+    from pseudocoresets.data.dataset import Split
+
     if corruption not in CIFAR10_C_CORRUPTIONS:
         raise InputError(f"CIFAR-10-C has no corruption '{corruption}'; it has {', '.join(CIFAR10_C_CORRUPTIONS)}.")
     if severity not in range(1, SEVERITIES + 1):
@@ -89,6 +96,8 @@ def corrupted_entry(corruption: str, severity: int) -> DatasetEntry:
 
 def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """The array of a .npy file, mapped rather than read; files with Python objects are refused."""
+    import numpy as np
+
     if not path.is_file():
         raise DataUnavailableError(f"There is no file '{path}'; 'bpc data fetch cifar10-c' brings it (2.9 GB).")
     try:

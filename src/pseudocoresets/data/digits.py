@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from pseudocoresets.core.progress import Progress
-from pseudocoresets.core.seeds import generator_for
 from pseudocoresets.data.catalogue import DatasetEntry
-from pseudocoresets.data.dataset import Dataset, Split
+
+if TYPE_CHECKING:
+    from pseudocoresets.data.dataset import Dataset, Split
 
 TRAINING_IMAGES = 1300
 LEVELS = 16
@@ -17,7 +17,11 @@ LEVELS = 16
 
 def read_digits(entry: DatasetEntry, root: Path, progress: Progress) -> tuple[Split, Split]:
     """A fixed random split: 1,300 images for training, 497 for test."""
+    import torch
     from sklearn.datasets import load_digits as load_from_scikit_learn
+
+    from pseudocoresets.core.seeds import generator_for
+    from pseudocoresets.data.dataset import Split
 
     bunch = load_from_scikit_learn()
     images = torch.from_numpy(bunch.images * (255 / LEVELS)).round().to(torch.uint8)[:, None]

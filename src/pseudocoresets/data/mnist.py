@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pseudocoresets.core.progress import Progress
 from pseudocoresets.data.catalogue import DatasetEntry, require_file
-from pseudocoresets.data.dataset import Split
 from pseudocoresets.data.download import Source
-from pseudocoresets.data.idx import read_idx
+
+if TYPE_CHECKING:
+    from pseudocoresets.data.dataset import Split
 
 _FILES = (
     "train-images-idx3-ubyte",
@@ -28,6 +30,9 @@ def read_mnist(entry: DatasetEntry, root: Path, progress: Progress) -> tuple[Spl
 
 
 def _split(entry: DatasetEntry, image_file: Path, label_file: Path, count: int) -> Split:
+    from pseudocoresets.data.dataset import Split
+    from pseudocoresets.data.idx import read_idx
+
     split = Split(read_idx(image_file).unsqueeze(1), read_idx(label_file).long())
     return entry.check(split, count, image_file)
 

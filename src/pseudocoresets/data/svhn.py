@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING
 
 from pseudocoresets.core.errors import FileFormatError
 from pseudocoresets.core.progress import Progress
 from pseudocoresets.data.catalogue import DatasetEntry, require_file
-from pseudocoresets.data.dataset import Split
 from pseudocoresets.data.download import Source
-from pseudocoresets.data.matlab import read_matlab
+
+if TYPE_CHECKING:
+    from pseudocoresets.data.dataset import Split
 
 
 def read_svhn(entry: DatasetEntry, root: Path, progress: Progress) -> tuple[Split, Split]:
@@ -25,6 +24,12 @@ def read_svhn(entry: DatasetEntry, root: Path, progress: Progress) -> tuple[Spli
 
 
 def _read(path: Path) -> Split:
+    import numpy as np
+    import torch
+
+    from pseudocoresets.data.dataset import Split
+    from pseudocoresets.data.matlab import read_matlab
+
     content = read_matlab(path, ("X", "y"))
     images, labels = content["X"], content["y"]
     if images.ndim != 4 or images.dtype != np.uint8:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from pseudocoresets._io.files import TensorFile, write_tensors
 from pseudocoresets._io.schema import Array
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.progress import Progress
 from pseudocoresets.data.catalogue import DatasetEntry, require_file
-from pseudocoresets.data.dataset import Split
 from pseudocoresets.data.download import Source
-from pseudocoresets.data.images import decode_images
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pseudocoresets.data.dataset import Split
 
 FOLDER = "tiny-imagenet-200"
 DECODED = "decoded.safetensors"
@@ -88,12 +89,19 @@ def _validation_files(folder: Path, synsets: list[str]) -> list[tuple[Path, int]
 
 
 def _decode(entry: DatasetEntry, images: list[tuple[Path, int]], progress: Progress) -> Split:
+    import torch
+
+    from pseudocoresets.data.dataset import Split
+    from pseudocoresets.data.images import decode_images
+
     channels, height, width = entry.shape
     pixels = decode_images([path for path, _ in images], (height, width), channels, False, progress, entry.name)
     return Split(pixels, torch.tensor([label for _, label in images], dtype=torch.int64))
 
 
 def _kept(path: Path, synsets: list[str]) -> list[Split] | None:
+    from pseudocoresets.data.dataset import Split
+
     try:
         file = TensorFile.open(path)
         if file.document.get("synsets") != synsets:

@@ -19,6 +19,7 @@ dependence on u is left out of the gradient, which the importance weights make r
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -97,6 +98,9 @@ class BlackBoxVI(GradientMethod):
         loss = covariance_loss(points, problem, samples, real, scale, randomness, self.at_once, kind, shares)
         terms = {**loss.terms, "effective_samples": 1 / shares.square().sum()}
         return loss._replace(terms=terms, state={MEAN: proposal.mean, LOG_SCALE: proposal.log_scale})
+
+    def state_shapes(self, size: int) -> Mapping[str, tuple[int, ...]]:
+        return {MEAN: (size,), LOG_SCALE: (size,)}
 
     def _before(self, points: Points, problem: Problem, frame: Frame, randomness: Randomness) -> MeanField:
         """Where r was in the last iteration, or where it begins."""

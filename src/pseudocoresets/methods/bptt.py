@@ -123,6 +123,11 @@ class BPTT(GradientMethod):
             return {}
         return {STEP_SIZE: Hyperparameter(self.step_size, self.step_size_learning_rate)}
 
+    def state_shapes(self, size: int) -> Mapping[str, tuple[int, ...]] | None:
+        if self.networks:  # of several sizes
+            return None
+        return {POOL: (self.chains, size), VELOCITIES: (self.chains, size)}
+
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         if not self.networks:
             return self._window(points, problem, randomness)

@@ -73,6 +73,13 @@ class GradientMethod(ABC):
         """What the method itself learns, such as a step size; usually nothing."""
         return {}
 
+    def state_shapes(self, size: int) -> Mapping[str, tuple[int, ...]] | None:
+        """The shapes of what ``Loss.state`` may hold for a model of ``size`` parameters, which checkpoints are held to.
+
+        None where the method does not say.
+        """
+        return None
+
     def options(self) -> dict[str, Any]:
         """What a file records of the method: its options, with parts that are objects written as text."""
         own = [field.name for field in fields(self)] if is_dataclass(self) else sorted(vars(self))

@@ -22,6 +22,7 @@ trajectories: ``max_start_epoch=0`` and ``expert_epochs`` as many as they have.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -82,6 +83,9 @@ class PersistentContrastiveDivergence(GradientMethod):
         loss = energy_difference(points, problem, draw.later, moved.places, randomness, self.at_once)
         state = {PLACES: moved.places, STEP_SIZE: points.x.new_tensor(moved.step_size)}
         return loss._replace(terms={**loss.terms, **moved.terms}, state=state)
+
+    def state_shapes(self, size: int) -> Mapping[str, tuple[int, ...]]:
+        return {PLACES: (self.chains, size), STEP_SIZE: ()}
 
     def _moved(self, places: Tensor, points: Points, problem: Problem, randomness: Randomness) -> Moved:
         kernel = build_kernel(self.kernel, self.step_size)

@@ -191,10 +191,10 @@ def _way_of_shadows(
             f"A coreset by '{coreset.method}' draws from experts, and so does each shadow: give those that it was made "
             "with (--experts), so that the shadows' own are trained in the same way."
         )
-    if coreset.guarantee is not None and not (recipe.needs_experts or recipe.steps[0].is_private):
+    if coreset.guarantee is not None and not (recipe.needs_experts or recipe.is_private):
         raise InputError(
-            "This private coreset was learned from the images of another one, and its file does not say how that was "
-            "made; audit it without shadows, or in Python with make=..., a function from data to such a coreset."
+            "The file does not say how this private coreset was made from the data; audit it without shadows, or in "
+            "Python with make=..., a function from data to such a coreset."
         )
     return recipe
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from pseudocoresets._io.files import make_folder
 from pseudocoresets.backends import Backend
 from pseudocoresets.construction.loop import run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
@@ -17,6 +18,7 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.dataset import Dataset
+from pseudocoresets.dp import Guarantee
 from pseudocoresets.methods import GradientMethod, build_gradient_method
 from pseudocoresets.methods.condensation.private_matching import PrivateMatching
 from pseudocoresets.methods.selection import SELECTIONS, selection_of_start
@@ -25,6 +27,12 @@ from pseudocoresets.sources.experts import Experts
 
 NOISE = "noise_multiplier"
 """The option that a private form of a method has, and its ordinary one has not."""
+
+
+NOT_ALL = (
+    "The file does not say all of how the coreset was made, so that the same cannot be done with other data; make it "
+    "again with this version, or audit it without shadows."
+)
 
 
 class Way(Protocol):
@@ -74,6 +82,8 @@ class Step:
     method: str
     options: Mapping[str, Any]
     settings: ConstructionSettings
+    made_from: Recipe | None = None
+    """How the images were made that stood for the data, where a coreset's did."""
 
     @property
     def is_selection(self) -> bool:
@@ -85,11 +95,13 @@ class Step:
 
     @property
     def is_private(self) -> bool:
-        """Whether it reads the data in one noisy release."""
-        return NOISE in self.options
+        """Whether it reads the data in one noisy release, or images that were made so."""
+        return NOISE in self.options or (self.made_from is not None and self.made_from.is_private)
 
     def gradient(self) -> GradientMethod:
-        return PrivateMatching(**self.options) if self.is_private else build_gradient_method(self.method, self.options)
+        if NOISE in self.options:
+            return PrivateMatching(**self.options)
+        return build_gradient_method(self.method, self.options)
 
 
 @dataclass(frozen=True)
@@ -97,11 +109,13 @@ class Recipe:
     """The constructions that led to a coreset, in their order; each starts from the coreset of the one before."""
 
     steps: tuple[Step, ...]
+    guarantee: Guarantee | None = None
+    """What was promised of the coreset; it is not claimed of what is made again."""
 
     @classmethod
     def of(cls, coreset: Coreset) -> Recipe:
         """As the file has it; an error if it does not say everything."""
-        return cls(_steps(coreset.method, coreset.configuration))
+        return cls(_steps(coreset.method, coreset.configuration, coreset.guarantee), coreset.guarantee)
 
     @property
     def start(self) -> ConstructionSettings:
@@ -109,9 +123,16 @@ class Recipe:
 
     @property
     def needs_experts(self) -> bool:
-        """Whether the selection of the first images or a method draws from experts."""
+        """Whether the selection of the first images, a method, or what made its data draws from experts."""
+        before = [step.made_from for step in self.steps if step.made_from is not None]
         selection = selection_of_start(self.start.initialisation)
-        return selection.needs_experts or any(step.needs_experts for step in self.steps)
+        drawing = selection.needs_experts or any(step.needs_experts for step in self.steps)
+        return drawing or any(recipe.needs_experts for recipe in before)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether all that it reads of the data is noisy."""
+        return all(step.is_private for step in self.steps)
 
     def make(
         self,
@@ -124,34 +145,52 @@ class Recipe:
     ) -> Coreset:
         made: Coreset | None = None
         for number, step in enumerate(self.steps):
+            place = None if checkpoints is None else make_folder(checkpoints / str(number))
+            used = data
+            if step.made_from is not None:
+                images = step.made_from.make(data, experts, network, device, backend, place)
+                used = replace(images, guarantee=self._for_as_many(data)).as_data()
             if step.is_selection:
-                made = real_coreset(data, step.settings, network.spec, step.method, experts=experts, device=device)
+                made = real_coreset(used, step.settings, network.spec, step.method, experts=experts, device=device)
                 continue
             made = run_construction(
-                data,
-                experts,
+                used,
+                experts if step.made_from is None else None,
                 step.method,
                 step.gradient(),
                 step.settings,
                 network=network,
-                checkpoint=None if checkpoints is None else checkpoints / f"{number}.checkpoint",
-                initial=made,
+                checkpoint=None if place is None else place / "construction.checkpoint",
+                initial=_promising(made, used),
                 device=device,
                 backend=backend,
             ).coreset
         assert made is not None
-        return made
+        return replace(made, guarantee=None)
+
+    def _for_as_many(self, data: Dataset) -> Guarantee | None:
+        """The guarantee as it says for how many data a coreset stands, which is all that is asked of it here."""
+        return None if self.guarantee is None else replace(self.guarantee, examples=len(data.train))
 
 
-def _steps(method: str, configuration: Mapping[str, Any]) -> tuple[Step, ...]:
-    settings, options, initial = (configuration.get(key) for key in ("settings", "method", "initial"))
+def _promising(initial: Coreset | None, data: Dataset) -> Coreset | None:
+    """A start that goes with private data."""
+    return None if initial is None else replace(initial, guarantee=data.guarantee)
+
+
+def _steps(method: str, configuration: Mapping[str, Any], guarantee: Guarantee | None) -> tuple[Step, ...]:
+    settings, options, initial, data = (configuration.get(key) for key in ("settings", "method", "initial", "data"))
     whole = isinstance(settings, Mapping) and (method in SELECTIONS or isinstance(options, Mapping))
-    if not whole or not (initial is None or isinstance(initial, Mapping)):
-        raise InputError(
-            "The file does not say all of how the coreset was made, so that the same cannot be done with other data; "
-            "make it again with this version, or audit it without shadows."
-        )
+    if not whole or not all(each is None or isinstance(each, Mapping) for each in (initial, data)):
+        raise InputError(NOT_ALL)
     assert isinstance(settings, Mapping)
-    before = () if initial is None else _steps(str(initial.get("method")), initial.get("configuration") or {})
-    own = Step(method, dict(options or {}), build_settings(ConstructionSettings, settings, "The recorded construction"))
+    before, source = (() if each is None else _recorded(each, guarantee) for each in (initial, data))
+    chosen = build_settings(ConstructionSettings, settings, "The recorded construction")
+    own = Step(method, dict(options or {}), chosen, Recipe(source, guarantee) if source else None)
+    if own.made_from is not None and own.needs_experts:
+        raise InputError(NOT_ALL)
     return (*before, own)
+
+
+def _recorded(document: Mapping[str, Any], guarantee: Guarantee | None) -> tuple[Step, ...]:
+    return _steps(str(document.get("method")), document.get("configuration") or {}, guarantee)

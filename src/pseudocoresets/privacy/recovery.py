@@ -58,9 +58,12 @@ def start_images(
 ) -> Tensor | str:
     """Positions of the images that the points started from, or the reason why they are not known."""
     try:
-        settings = Recipe.of(coreset).start
+        recipe = Recipe.of(coreset)
     except InputError:
         return "The file does not say what the construction started from."
+    settings = recipe.start
+    if recipe.steps[0].made_from is not None:
+        return "The construction started from synthetic images, so there is no real start image to recognise."
     if settings.initialisation in NOISES:
         return "The construction started from noise, so there is no start image to recognise."
     selection = selection_of_start(settings.initialisation)

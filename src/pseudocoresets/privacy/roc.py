@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike
 FALSE_POSITIVE_RATES = (0.001, 0.01)
 CONFIDENCE = 0.95
 NORMAL_QUANTILE = 1.959963984540054
-SURE_QUANTILE = 2.713
-"""Of the normal distribution, at 1 - 0.01 / 3."""
+SURE_QUANTILE = 2.576
+"""Of the normal distribution, at 1 - 0.01 / 2."""
 CURVE_RATES = (0.0, *np.logspace(-3, 0, 31).tolist())
 """Where the curve is drawn: evenly on a logarithmic scale, where false positives are few."""
 
@@ -53,7 +53,7 @@ class Roc:
 
     @property
     def beats_a_coin(self) -> bool:
-        """Whether AUC is above one half by more than chance allows the best of three attacks in one of a hundred."""
+        """Whether AUC is above one half by more than chance allows the better of two attacks in one of a hundred."""
         deviation = (self.auc.value - self.auc.low) / NORMAL_QUANTILE
         return self.auc.value - SURE_QUANTILE * deviation > 0.5
 

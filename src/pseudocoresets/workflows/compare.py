@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -17,6 +18,8 @@ from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.mapping import Mapper, in_this_process
+from pseudocoresets.core.progress import Job
+from pseudocoresets.core.progress import Stage as ProgressStage
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.evaluation import METRICS, Summary
@@ -34,11 +37,13 @@ from pseudocoresets.workflows.evaluate import judge, judge_control
 from pseudocoresets.workflows.outputs import require_same_request
 from pseudocoresets.workflows.place import Workplace, workplace
 from pseudocoresets.workflows.plan import Plan, Stage
-from pseudocoresets.workflows.run import experts_for, spread_experts
+from pseudocoresets.workflows.run import experts_for, spread_experts, stages_of
 
 CONTROL = "random real images (control)"
 SCORES = tuple(metric.title for metric in METRICS.values())
 CONTROL_CELL = "control"
+EXPERTS = "experts"
+"""The stage in which experts are trained."""
 COMPARISON = "comparison.json"
 COLUMNS = ("", *SCORES, "gain %", "paper %, NLL", "s/iteration", "total s", "peak MiB")
 
@@ -163,8 +168,12 @@ def run_comparison(
     experts_dir = Path(experts_dir or folder / "experts")
     for own in plans.values():
         require_feasible(own, data, experts_dir, place.device)
-    images = _ImageJudge(_with_controls(plans), folder, Path(data_dir), experts_dir, place, data)
-    with only_writer(folder), threads_for(data.shape):
+    controlled = _with_controls(plans)
+    job = Job(place.progress, "the whole comparison", _stages(controlled, seeds, data))
+    if mapper is in_this_process:
+        place = replace(place, progress=job)
+    images = _ImageJudge(controlled, folder, Path(data_dir), experts_dir, place, data)
+    with only_writer(folder), threads_for(data.shape), job:
         spread_experts(images.train_block, images.trained, mapper, place.progress)
         images.prepare()
         rows = []
@@ -185,6 +194,23 @@ def _with_controls(plans: Mapping[str, Plan]) -> dict[str, Plan]:
             controls.add(plan.sampling)
         found[name] = plan
     return found
+
+
+def _stages(plans: Mapping[str, Plan], seeds: Sequence[int], data: Dataset) -> list[ProgressStage]:
+    """What a comparison will do in one process: experts, and then every cell."""
+    stages: list[ProgressStage] = []
+    for name, plan in plans.items():
+        parts = {part.name: part for part in stages_of(plan, data)}
+        if EXPERTS in parts and not (stages and stages[0].name == EXPERTS):
+            stages.insert(0, parts[EXPERTS])
+        own = [parts["control"]] if name.startswith(CONTROL_CELL) else [parts["construct"], parts["posterior"]]
+        work, tasks = sum(part.work for part in own), sum(part.tasks for part in own)
+        stages += [ProgressStage(_title(Cell(name, plan.construction.ipc, seed)), work, tasks) for seed in seeds]
+    return stages
+
+
+def _title(cell: Cell) -> str:
+    return f"{cell.method}, seed {cell.seed}"
 
 
 def _rows(images: _ImageJudge, plans: Mapping[str, Plan], seeds: Sequence[int], mapper: Mapper) -> Iterator[Row]:
@@ -250,7 +276,13 @@ class _ImageJudge:
 
     def prepare(self) -> None:
         """Train or refuse experts now, not in the first cell."""
-        _ = self.experts
+        if self.trained is not None:
+            with self._stage(EXPERTS):
+                _ = self.experts
+
+    def _stage(self, name: str) -> AbstractContextManager[None]:
+        """Of the one bar for the whole comparison, where there is one."""
+        return self.place.progress.stage(name) if isinstance(self.place.progress, Job) else nullcontext()
 
     def train_block(self, block: Sequence[int]) -> None:
         """Some of the experts."""
@@ -273,7 +305,7 @@ class _ImageJudge:
 
     def measure(self, cell: Cell) -> Document:
         plan, folder = self._plan(cell), self.folder(cell)
-        with threads_for(self.data.shape):
+        with threads_for(self.data.shape), self._stage(_title(cell)):
             if cell.method.startswith(CONTROL_CELL):
                 return judge_control(plan, self._network.spec, self.data, self.experts, self.place).as_json()
             made = construct_plan(plan, self.data, self.experts, WorkFiles.within(folder), self.place)

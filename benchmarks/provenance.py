@@ -1,5 +1,0 @@
-"""What every recorded result carries; the library's own."""
-
-from pseudocoresets.workflows.provenance import provenance
-
-__all__ = ["provenance"]
