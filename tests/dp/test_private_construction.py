@@ -11,10 +11,14 @@ import torch
 from small import Invoke
 
 import pseudocoresets as pc
+from pseudocoresets.core.devices import HOST
+from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import Dataset
-from pseudocoresets.dp import Budget, spent
+from pseudocoresets.dp import Budget, Guarantee, Release, SystemEntropy, spent
 from pseudocoresets.methods.problem import RealData
-from pseudocoresets.sources.experts import Experts
+from pseudocoresets.sources.experts import Experts, ExpertSettings
+from pseudocoresets.sources.experts.private import PrivateTrainer
+from pseudocoresets.sources.experts.store import PrivateTraining
 
 pytest.importorskip("dp_accounting")
 BUDGET = Budget(8.0, 1e-4)
@@ -63,9 +67,12 @@ def test_experts_learn_and_are_never_the_same_twice(data: Dataset, trained: Expe
 
 
 def test_a_step_in_which_nobody_takes_part_is_noise(data: Dataset) -> None:
-    few = TRAINING | {"epochs": 1, "batch_size": 1}
-    small = replace(data, train=data.train.subset(torch.arange(4)), transform=data.transform_source)
-    assert len(pc.train_experts(small, NETWORK, 1, privacy=Budget(8.0, 0.1), **few)) == 1
+    network = pc.build_network(NETWORK, data.shape, 10)
+    hardly_ever = Guarantee(1.0, 1e-5, "none", 1300, (Release("steps", 2.0, 1e-12),))
+    settings = ExpertSettings(batch_size=1, augment=False)
+    trainer = PrivateTrainer(data, network, settings, HOST, PrivateTraining(BUDGET, 3.0, hardly_ever), SystemEntropy())
+    noise = trainer.gradient(network.initialise(0), Randomness.for_purpose(0, "test")) * 1e-12 * 1300
+    assert float(noise.double().std()) == pytest.approx(2.0 * 3.0, rel=5 / len(noise) ** 0.5)
 
 
 def test_a_store_tells_nothing_of_the_data_but_what_is_public(folder: Path, data: Dataset) -> None:

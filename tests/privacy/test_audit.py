@@ -255,6 +255,8 @@ def test_an_attack_on_the_method_with_shadows_as_typed(
         (("--shadows", 6), "give those that it was made with (--experts)"),
         (("--protocol", "expert"), "by the protocol cold or point"),
         (("--images", 3), "At least ten images"),
+        (("--sampler", "langvin"), "Did you mean 'langevin'?"),
+        (("--epochs", 0), "The setting 'epochs' is a number"),
         (("--dataset", "mnist"), "choose the data set that it was made from"),
         (("--dataset", "digit"), "Did you mean 'digits'?"),
         (("--experts", "nowhere"), "There are no experts in 'nowhere'"),

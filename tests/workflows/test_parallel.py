@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from pseudocoresets.core.errors import InputError, WorkerLostError
 from pseudocoresets.core.mapping import in_this_process
 from pseudocoresets.presets import Preset
 from pseudocoresets.workflows import parallel
+from pseudocoresets.workflows.cells import RESULT
 from pseudocoresets.workflows.parallel import VISIBLE, devices_named, on_devices, see_only
 
 TINY = Preset(
@@ -28,6 +30,7 @@ TINY = Preset(
     sampling={"chains": 2, "steps": 4, "samples": 2},
     methods={"cd": {"steps": 2, "expert_epochs": 1}},
 )
+COMPARE = (*["compare", "--network", "convnet:width=4", "--seeds", "2", "--preset", "tiny.json", "--json"], "--methods")
 
 
 def test_a_killed_process_costs_its_unit_a_second_try_and_the_others_nothing(tmp_path: Path) -> None:
@@ -50,6 +53,8 @@ def test_a_killed_process_costs_its_unit_a_second_try_and_the_others_nothing(tmp
 
 def test_a_loss_that_nobody_takes_on_is_an_error() -> None:
     class Lost:
+        started = True
+
         def learn(self, function: Any) -> None: ...
         def give(self, item: Any) -> None: ...
         def dismiss(self) -> None: ...
@@ -72,6 +77,38 @@ def test_a_loss_that_nobody_takes_on_is_an_error() -> None:
         assert list(mapper(abs, [1, 2], lambda item, why: item)) == [1, 2]
     assert "killed, as systems do when memory runs out" in parallel._end(-9)
     assert (parallel._end(-11), parallel._end(1)) == ("was ended by the signal SIGSEGV", "ended with status 1")
+
+
+def test_a_worker_that_never_gets_a_place_keeps_nobody_waiting() -> None:
+    """A crew with room for two, of whom the second one waits for ever, as where another job holds a cluster's cores."""
+
+    class Sitting:
+        def __init__(self, number: int) -> None:
+            self.started, self.item = number == 0, None
+
+        def learn(self, function: Any) -> None:
+            self.function = function
+
+        def give(self, item: Any) -> None:
+            self.item = item
+
+        def result(self) -> Any:
+            return self.function(self.item)
+
+        def dismiss(self) -> None: ...
+
+    class Crowded:
+        def room(self, working: Any) -> bool:
+            return len(working) < 2
+
+        def hire(self, working: Any) -> Sitting:
+            return Sitting(len(working))
+
+        def wait(self, working: Any) -> Any:
+            return [worker for worker in working if worker.started]
+
+    with parallel.spread(Crowded()) as mapper:
+        assert list(mapper(abs, [-1, -2, -3])) == [1, 2, 3]
 
 
 def test_devices_are_named_by_commas_and_one_needs_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,18 +140,7 @@ def test_a_process_sees_its_own_device_alone(
 
 def test_several_devices_find_what_one_does(bpc: Invoke, tmp_path: Path) -> None:
     write_json(tmp_path / "tiny.json", TINY.as_json())
-    words = [
-        "compare",
-        "--methods",
-        "cd,random",
-        "--network",
-        "convnet:width=4",
-        "--seeds",
-        "2",
-        "--preset",
-        "tiny.json",
-        "--json",
-    ]
+    words = [*COMPARE, "cd,random"]
     one, two = (bpc(*words, "--devices", devices, "--out", devices[:4]) for devices in ("cpu", "cpu,cpu"))
     assert two.exit_code == 0, two.output
     scores = [{row["method"]: row["metrics"] for row in json.loads(found.stdout)["rows"]} for found in (one, two)]
@@ -124,3 +150,28 @@ def test_several_devices_find_what_one_does(bpc: Invoke, tmp_path: Path) -> None
     assert all(first.read_bytes() == second.read_bytes() for first, second in zip(*experts, strict=True))
     again = bpc(*words, "--devices", "cpu,cpu", "--out", "cpu,")
     assert json.loads(again.stdout) == json.loads(two.stdout)
+
+
+def test_a_full_disk_ends_in_a_sentence_and_finished_units_stay(
+    bpc: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(tmp_path / "tiny.json", TINY.as_json())
+    words = [*COMPARE, "random", "--out", "out"]
+    real = Path.write_text
+
+    def full(path: Path, *text: Any, **options: Any) -> int:
+        if path.parent.match("random/seed1"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, *text, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        result = bpc(*words)
+    assert result.exit_code == 2
+    (sentence,) = [line for line in result.stderr.splitlines() if line.startswith("Error:")]
+    assert "No space left on device" in sentence
+    finished = tmp_path / "out" / "random" / "seed0" / RESULT
+    before = finished.stat().st_mtime_ns
+    assert not list((tmp_path / "out" / "random" / "seed1").glob("*.json*"))
+    assert bpc(*words).exit_code == 0
+    assert finished.stat().st_mtime_ns == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -16,19 +17,26 @@ from pseudocoresets._report.posterior import write_posterior_page
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.progress import for_stream
+from pseudocoresets.data.large import is_large, load_large_data
 from pseudocoresets.data.tables import MODEL_NAMES, load_posterior_data
+from pseudocoresets.workflows.cluster import workforce
 from pseudocoresets.workflows.parallel import cores
 from pseudocoresets.workflows.study import COLUMNS, run_study
 
 SMALL_DATA = 200_000
 """Points times parameters; below, the work is in small products that one thread does best."""
 LARGEST_SIZE = 1_000_000
+METHODS, LARGE_METHODS = "cd,moments,gaussian-psvi,uniform,frank-wolfe,giga,sparse-vi", "moments,uniform"
+"""By default, of data in memory and of those that are read in parts."""
 
 
 def posterior(
     data: Annotated[
         str,
-        typer.Option("--data", help="breast-cancer, wine, diabetes, digits, synthetic, or a .csv or .parquet file."),
+        typer.Option(
+            "--data",
+            help="breast-cancer, wine, diabetes, digits, synthetic, a .csv or .parquet file, or a folder of the last.",
+        ),
     ] = "breast-cancer",
     model: Annotated[str, typer.Option("--model", help=f"auto, {', '.join(MODEL_NAMES)}.")] = "auto",
     target: Annotated[str | None, typer.Option("--target", help="Target column of a file.")] = None,
@@ -40,8 +48,9 @@ def posterior(
         str | None, typer.Option("--formula", help='Target and features of a file in one: "y ~ x + C(z)".')
     ] = None,
     methods: Annotated[
-        str, typer.Option("--methods", help="Methods, separated by commas.")
-    ] = "cd,moments,gaussian-psvi,uniform,frank-wolfe,giga,sparse-vi",
+        str | None,
+        typer.Option("--methods", help=f"Methods, separated by commas; default {METHODS}; in parts {LARGE_METHODS}."),
+    ] = None,
     sizes: Annotated[str, typer.Option("--sizes", help="Coreset sizes, separated by commas.")] = "10,30,100",
     points: Annotated[int, typer.Option("--points", max=100_000_000, help="Number of synthetic data.")] = 10000,
     dimension: Annotated[int, typer.Option("--dimension", max=100_000, help="Number of synthetic features.")] = 10,
@@ -58,7 +67,12 @@ def posterior(
     cache: Annotated[Path, typer.Option("--cache", help="Folder of reference posteriors.")] = Path(".cache/posterior"),
     demo: Annotated[bool, typer.Option("--demo", help="A small study: some 20 seconds on two cores.")] = False,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, max=1024, help="Processes; default: one per core for small data.")
+        int | None,
+        typer.Option("--jobs", min=1, max=1024, help="Processes; default: one per core for small data and for parts."),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option("--ray", help="Read the data in parts on a Ray cluster: HOST:PORT of its head; auto starts one."),
     ] = None,
     seed: o.Seed = 0,
     json: o.AsJson = False,
@@ -66,7 +80,8 @@ def posterior(
     """Build coresets for a model whose posterior is known and measure their distance to it.
 
     Finished coresets are kept in the folder and not computed again; a method that fails is reported in the table, and
-    the status is then 3.
+    the status is then 3. A folder of Parquet files, a Parquet file too large for memory, and any with --ray are read in
+    parts, and the nearest Gaussian stands for the full posterior.
 
     Example: bpc posterior --data wine --methods moments,giga,uniform --sizes 5,20,50
     """
@@ -74,24 +89,34 @@ def posterior(
         methods, sizes, draws, data = "cd,moments,giga,uniform", "5,20", 300, "diabetes"
     for folder in (cache, out or Path("runs")):
         require_writable_folder(folder)
-    loaded = load_posterior_data(data, model, target, points, dimension, prior_scale, seed, event, group, formula)
-    names = o.words(methods)
     if seeds < 1 or draws < 4:
         raise InputError("Ask for at least one seed and four draws.")
-    wanted, shape = range(seed, seed + seeds), (len(loaded.rows), loaded.model.size)
-    jobs = jobs or (cores() if math.prod(shape) <= SMALL_DATA else 1)
-    folder = out or Path("runs") / f"posterior-{loaded.name.replace('.', '-')}"
-    with only_writer(folder), threads_for(shape, SMALL_DATA):
+    with ExitStack() as stack:
+        large = ray is not None or is_large(data)
+        if large:
+            if event or group or formula:
+                raise InputError("Data that are read in parts take no --event, --group or --formula.")
+            mapper = stack.enter_context(workforce(["cpu"] * (jobs or cores()), ray))
+            loaded = load_large_data(data, model, target, prior_scale, seed, mapper, cache.absolute() / "parts")
+        else:
+            loaded = load_posterior_data(
+                data, model, target, points, dimension, prior_scale, seed, event, group, formula
+            )
+        names = o.words(methods or (LARGE_METHODS if large else METHODS))
+        shape = (len(loaded.rows), loaded.model.size)
+        folder = out or Path("runs") / f"posterior-{loaded.name.replace('.', '-')}"
+        stack.enter_context(only_writer(folder))
+        stack.enter_context(threads_for(shape, SMALL_DATA))
         study = run_study(
             loaded,
             names,
             parse_sizes(sizes),
-            wanted,
+            range(seed, seed + seeds),
             draws,
             cache=cache,
             progress=for_stream(),
             folder=folder,
-            jobs=jobs,
+            jobs=1 if large else jobs or (cores() if math.prod(shape) <= SMALL_DATA else 1),
         )
         study.save(folder)
         page = write_posterior_page(study, folder) if study.coresets else None

@@ -62,6 +62,15 @@ def audit(
             rich_help_panel=o.EXPERTS,
         ),
     ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            "--epochs",
+            max=1_000_000,
+            help="Of the training on all data where no experts are named; default: the preset's.",
+            rich_help_panel=o.EXPERTS,
+        ),
+    ] = None,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
     out: Annotated[
@@ -92,6 +101,7 @@ def audit(
         dataset=dataset,
         network=network,
         experts=experts,
+        epochs=epochs,
         data_dir=data_dir,
         out=folder,
         shadows=shadows,

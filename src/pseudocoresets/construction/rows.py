@@ -21,10 +21,11 @@ from pseudocoresets.core.devices import HOST
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.parameterisation import Parameterisation
-from pseudocoresets.core.points import FullData, Points, Rows
+from pseudocoresets.core.points import FullData, Points, Rows, content_of
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.core.source import PosteriorSource
 from pseudocoresets.coreset import Coreset
+from pseudocoresets.data.large import LargeRows
 from pseudocoresets.methods import GradientMethod, Method, Problem, Solver, build_method, row_problem, starting_points
 from pseudocoresets.methods.solver import check_size
 from pseudocoresets.methods.starts import parameterised
@@ -132,7 +133,7 @@ class RowTask:
         return parameterised(self.about, start.points, learned, settings.seed)
 
     def identity(self) -> str:
-        return fingerprint(self.model, *self.data.batches(), self.source)
+        return fingerprint(self.model, *content_of(self.data), self.source)
 
     @cached_property
     def described(self) -> dict[str, Any]:
@@ -140,7 +141,7 @@ class RowTask:
         own = {name: value for name, value in vars(self.model).items() if not name.startswith("_")}
         plain = {name: value for name, value in own.items() if isinstance(value, int | float | str)}
         model: dict[str, Any] = {"kind": type(self.model).__name__, **plain}
-        names = self.data.columns if isinstance(self.data, Rows) else ()
+        names = self.data.columns if isinstance(self.data, Rows | LargeRows) else ()
         return {"model": model, "columns": list(names)} if names else {"model": model}
 
     def coreset(self, points: Points, method: str, seed: int, recorded: Mapping[str, Any]) -> Coreset:

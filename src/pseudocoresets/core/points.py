@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -29,6 +29,45 @@ class FullData(Protocol):
     def batch(self, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
         """``size`` points drawn with replacement."""
         ...
+
+
+BatchFunction: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+"""Of a batch of points and targets; what is wanted is its sum over all batches."""
+
+
+@runtime_checkable
+class LargeData(FullData, Protocol):
+    """Data that are too many for memory and are read in parts, at several places at once if there are any."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of their content."""
+        ...
+
+    @property
+    def some(self) -> Rows:
+        """A uniform subsample that is in memory."""
+        ...
+
+    def summed(self, function: BatchFunction) -> tuple[tuple[Tensor, ...], float]:
+        """sum f(x, y) over all batches, and the seconds of all who computed it."""
+        ...
+
+
+def sum_over(data: FullData, function: BatchFunction) -> tuple[Tensor, ...]:
+    """sum f(x, y) over all batches, each result by itself; one pass."""
+    if isinstance(data, LargeData):
+        return data.summed(function)[0]
+    batches = iter(data.batches())
+    total = function(*next(batches))
+    for batch in batches:
+        total = tuple(first + second for first, second in zip(total, function(*batch), strict=True))
+    return total
+
+
+def content_of(data: FullData) -> Iterable[object]:
+    """What data are known by: all their rows, or the hash of those that were read in parts."""
+    return [data.fingerprint] if isinstance(data, LargeData) else data.batches()
 
 
 @runtime_checkable

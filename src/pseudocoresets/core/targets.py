@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -11,13 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pseudocoresets.core.energy import DifferentiatedModel, Energy, Model, Target, potential_and_gradient
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
-from pseudocoresets.core.points import FullData, Points, unit_weights
+from pseudocoresets.core.points import FullData, LargeData, Points, sum_over, unit_weights
 
 Array: TypeAlias = NDArray[np.float64]
 
 AT_ONCE = 4_000_000
 """Log-likelihoods that are held in memory."""
+LARGEST_READ = 2**30
+"""Bytes of data that come in parts and may be put together."""
 LARGEST_COPIED = 2_000_000
 """Numbers in a design matrix of which a whitened copy is made."""
 
@@ -47,14 +51,19 @@ def log_likelihoods(model: Model, theta: Tensor, points: Points) -> Tensor:
 
 def full_log_likelihoods(model: Model, theta: Tensor, data: FullData) -> Tensor:
     """The same over all the data, each of weight one; one pass."""
-    total = torch.zeros(len(theta), dtype=theta.dtype)
-    for x, y in data.batches():
-        total += log_likelihoods(model, theta, Points(x, y, unit_weights(x)))
-    return total
+    return sum_over(data, partial(_batch_log_likelihoods, model, theta))[0]
+
+
+def _batch_log_likelihoods(model: Model, theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor]:
+    return (log_likelihoods(model, theta, Points(x, y, unit_weights(x))),)
 
 
 def all_points(data: FullData) -> Points:
-    """The full data, read into memory, with weights of one."""
+    """The full data, read into memory, with weights of one; not those that are too many for it."""
+    if isinstance(data, LargeData) and 8 * len(data) * data.some.x.shape[1] > LARGEST_READ:
+        raise InputError(
+            f"This method needs all {len(data):,} rows in memory; use moments, cd or uniform, which read them in parts."
+        )
     batches = list(data.batches())
     x, y = batches[0] if len(batches) == 1 else (torch.cat(parts) for parts in zip(*batches, strict=True))
     return Points(x, y, unit_weights(x))

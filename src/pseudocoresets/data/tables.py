@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pseudocoresets.core.errors import FileFormatError, InputError
-from pseudocoresets.core.points import Rows, random_positions
+from pseudocoresets.core.points import FullData, Rows, random_positions
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.models.expectation import SmoothModel
@@ -37,6 +37,7 @@ EMBEDDED: Registry[tuple[str, str]] = Registry(
 )
 """scikit-learn's loader of each embedded set, and the model it suggests."""
 
+SYNTHETIC = "synthetic"
 MODEL_NAMES = tuple(MODELS)
 LARGEST_WIDTH = 2000
 """Features of a table up to which a posterior's covariance is worth having."""
@@ -65,12 +66,19 @@ class Table:
     """Which group each row belongs to, for random intercepts."""
 
 
+class AnyTable(FullData, Protocol):
+    """Rows in memory, or those that are read in parts."""
+
+    @property
+    def columns(self) -> tuple[str, ...]: ...
+
+
 @dataclass(frozen=True)
 class PosteriorData:
     """A model with its full and its held-out data, and what is known about them."""
 
     model: SmoothModel
-    rows: Rows
+    rows: AnyTable
     held_out: tuple[Tensor, Tensor]
     name: str
     model_name: str
@@ -98,7 +106,7 @@ def load_posterior_data(
     """
     if model != "auto" and model not in MODEL_NAMES:
         raise InputError(f"There is no model named '{model}'. Known: auto, {', '.join(MODEL_NAMES)}.")
-    if source == "synthetic":
+    if source == SYNTHETIC:
         model = "logistic" if model == "auto" else model
         table = synthetic_table(model, points, dimension, seed)
     elif source in EMBEDDED:

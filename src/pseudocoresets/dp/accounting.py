@@ -5,6 +5,7 @@ It composes the distributions of the privacy loss numerically, and rounds them u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -13,7 +14,6 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.dp.guarantee import Budget, Guarantee, Release
 
 PACKAGE = "dp-accounting"
-MOST_NOISE = 2.0**20
 NOISE_TOLERANCE = 1e-3
 """Relative, of the noise that a budget allows."""
 LOSS_STEP = 1e-4
@@ -40,10 +40,12 @@ def calibrated(budget: Budget, examples: int, plan: Callable[[float], Release]) 
     def keeps(noise: float) -> bool:
         return spent([plan(noise)], budget.delta, LOSS_STEP * max(1.0, budget.epsilon)) <= budget.epsilon
 
-    if not keeps(MOST_NOISE):
+    # Enough for all steps without sampling, by the textbook bound; searched from above, where the accountant is quick.
+    textbook = math.sqrt(2 * math.log(1.25 / budget.delta)) / min(1.0, budget.epsilon)
+    enough = textbook * math.sqrt(plan(textbook).steps)
+    if not keeps(enough):
         raise InputError(f"No noise keeps so many steps to epsilon = {budget.epsilon:g}; take fewer, or a larger one.")
-    enough = MOST_NOISE
-    while keeps(enough / 2):  # from above, where the accountant is quick
+    while keeps(enough / 2):
         enough /= 2
     too_little = enough / 2
     while enough - too_little > NOISE_TOLERANCE * enough:

@@ -25,7 +25,7 @@ from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.parameterisation import TargetRange
-from pseudocoresets.core.points import FullData
+from pseudocoresets.core.points import FullData, LargeData
 
 
 class Expectation(NamedTuple):
@@ -70,8 +70,8 @@ class SmoothModel(Model, Protocol):
 
 
 def check_data(model: SmoothModel, data: FullData) -> None:
-    """Refuse data that the model cannot have produced; one pass."""
-    for x, y in data.batches():
+    """Refuse data that the model cannot have produced; one pass, or none over those that were checked as they came."""
+    for x, y in [] if isinstance(data, LargeData) else data.batches():
         model.check_data(x, y)
 
 

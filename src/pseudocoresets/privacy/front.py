@@ -45,7 +45,7 @@ IMAGES = 1000
 PROTOCOLS = ("cold", "point")
 POINTS_SHOWN, CLASSES_SHOWN = 5, 20
 """Points per class, and classes, in the picture."""
-PARTS_BEFORE_SHADOWS = 3
+PARTS_BEFORE_SHADOWS = 2
 FEATURES_AT_ONCE = 500
 
 
@@ -56,6 +56,7 @@ def audit(
     shadows: int | None = None,
     images: int = IMAGES,
     experts: Experts | None = None,
+    epochs: int | None = None,
     network: AnyNetwork | None = None,
     make: Callable[[Dataset], Coreset] | None = None,
     protocol: str = "cold",
@@ -77,6 +78,7 @@ def audit(
         images: How many training images, and how many test images, are questioned at most.
         experts: Those that the coreset was made with. The first one stands for training on all data. Shadows of a
             method that draws from experts get as many of their own, trained in the same way.
+        epochs: Of the training on all data where there are no ``experts``; the preset's unless given.
         network: Another network than the one that the coreset was made with.
         make: The way from data to such a coreset, by which shadows are made; that of the coreset's own record unless
             given.
@@ -97,53 +99,51 @@ def audit(
     way = None if shadows is None else _way_of_shadows(shadows, coreset, data, experts, make)
     device = resolve_device(device)
     backend = backend or choose_backend(device)
-    with (
-        threads_for(data.shape),
-        task(progress or by_default(), "auditing the coreset", PARTS_BEFORE_SHADOWS + (shadows or 0)) as shown,
-    ):
-        samples = sample_posterior(
-            coreset,
-            start=protocol,
-            preset=preset,
-            network=used,
-            device=device,
-            backend=backend,
-            progress=Silent(),
-            seed=seed,
-            **sampling,
-        )
-        subject = Subject(coreset, samples, used, _training(coreset, experts, preset), device, backend)
-        shown.advance(note="training on all data")
+    training = _training(coreset, experts, epochs, preset)
+    samples = sample_posterior(
+        coreset,
+        start=protocol,
+        preset=preset,
+        network=used,
+        device=device,
+        backend=backend,
+        progress=Silent(),
+        seed=seed,
+        **sampling,
+    )
+    subject = Subject(coreset, samples, used, training, device, backend)
+    transform = coreset.require_images() if coreset.guarantee is None else data.transform
+    questions = Questions.of(data, transform, images, seed)
+    parts, apart = PARTS_BEFORE_SHADOWS + (shadows or 0), _one_image_a_point(coreset)
+    with threads_for(data.shape), task(progress or by_default(), "auditing the coreset", parts) as shown:
         trained = experts if experts is not None and experts.guarantee is None else subject.trained(data)
-        control = subject.control(data)
         shown.advance(note="neighbours")
-        transform = coreset.require_images() if coreset.guarantee is None else data.transform
-        questions = Questions.of(data, transform, images, seed)
-        apart = _one_image_a_point(coreset)
-        both = {CORESET: apart, RANDOM: control}
+        both = {CORESET: apart, RANDOM: subject.control(data)}
         near = _neighbours(both, data, questions.held_out, trained, device)
         starts = {name: _recovery(each, data, experts, device) for name, each in both.items()}
         shown.advance(note="membership")
-        predictions = subject.predictions(samples, control, trained)
+        predictions = subject.predictions(samples, both[RANDOM], trained)
         made = None if way is None else _shadows(subject, way, questions, seed, folder, shadows or 0, shown)
         rows = {name: _attacked(name, each, questions, made) for name, each in predictions.items()}
-    about = {
+    about = _about(subject, data, len(apart), questions) | {"shadows": shadows or 0, "seed": seed}
+    panels, classes = _panels(apart, data, near, starts[CORESET]), data.classes[:CLASSES_SHOWN]
+    return AuditReport(about, near, rows, starts, panels, classes, time.monotonic() - began)
+
+
+def _about(subject: Subject, data: Dataset, points: int, questions: Questions) -> dict[str, Any]:
+    coreset, samples = subject.coreset, subject.samples
+    return {
         "dataset": data.name,
         "method": coreset.method,
-        "points": len(apart),
-        "network": str(used.spec),
-        "protocol": protocol,
+        "points": points,
+        "network": str(subject.network.spec),
+        "protocol": samples.protocol,
         "sampling": samples.settings.as_json(),
         "training_images": len(data.train),
         "held_out_images": len(data.test),
         "questioned": len(questions.chosen),
-        "shadows": shadows or 0,
-        "seed": seed,
         "guarantee": None if coreset.guarantee is None else str(coreset.guarantee),
     }
-    panels = _panels(apart, data, near, starts[CORESET])
-    classes = data.classes[:CLASSES_SHOWN]
-    return AuditReport(about, near, rows, starts, panels, classes, time.monotonic() - began)
 
 
 def _require_sensible(coreset: Coreset, protocol: str, images: int) -> None:
@@ -164,14 +164,17 @@ def _network_for(coreset: Coreset, network: AnyNetwork | None, data: Dataset) ->
     return as_network("convnet" if network is None else network, data.shape, len(data.classes))
 
 
-def _training(coreset: Coreset, experts: Experts | None, preset: str | os.PathLike[str] | Preset) -> Training:
+def _training(
+    coreset: Coreset, experts: Experts | None, epochs: int | None, preset: str | os.PathLike[str] | Preset
+) -> Training:
     """As the experts were trained, else as the preset has it."""
     if experts is not None:
         promised = experts.guarantee
         budget = None if promised is None else Budget(promised.epsilon, promised.delta)
         return Training(experts.settings, len(experts), budget)
     own = presets.preset(preset, coreset.source, max(1, round(coreset.images_per_class)))
-    return Training(build_settings(ExpertSettings, own.experts, "The training of experts"), own.expert_count)
+    given = own.experts if epochs is None else {**own.experts, "epochs": epochs}
+    return Training(build_settings(ExpertSettings, given, "The training of experts"), own.expert_count)
 
 
 def _way_of_shadows(

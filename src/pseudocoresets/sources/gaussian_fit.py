@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import Gaussian, cholesky
-from pseudocoresets.core.points import FullData, Points, unit_weights
+from pseudocoresets.core.points import FullData, Points, sum_over, unit_weights
 from pseudocoresets.core.seeds import Randomness, generator_for
 from pseudocoresets.core.source import Draw
 from pseudocoresets.models.expectation import Expectation, SmoothModel, check_data
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pseudocoresets.sources.yardstick import Yardstick
 
 MORE_STARTS = 3
+ROUNDING = 16 * torch.finfo(torch.float64).eps
+"""Relative error of a sum over very many data."""
 POINT_SCALE = 1e-4
 """Standard deviation, in units of the prior's or a posterior's, of the Gaussian that stands for a single point."""
 
@@ -39,6 +41,8 @@ class GaussianFit:
 
     model: SmoothModel
     data: FullData
+    start: Gaussian | None = None
+    """A Gaussian near it, which saves passes."""
 
     @property
     def gaussian(self) -> Gaussian:
@@ -61,7 +65,7 @@ class GaussianFit:
     def _timed(self) -> tuple[Gaussian, float]:
         began = time.perf_counter()
         check_data(self.model, self.data)
-        gaussian = fit_gaussian(self.model, self.data)
+        gaussian = fit_gaussian(self.model, self.data, self.start)
         return gaussian, time.perf_counter() - began
 
     def draw(self, count: int, max_start_epoch: int | None, expert_epochs: int, randomness: Randomness) -> Draw:
@@ -92,9 +96,12 @@ def expected_log_joint(model: SmoothModel, q: Gaussian, data: FullData | Points)
     total = model.expected_log_prior(q)
     if isinstance(data, Points):
         return total + model.expected_log_likelihood(q, data.x, data.y, data.weights)
-    for x, y in data.batches():
-        total = total + model.expected_log_likelihood(q, x, y, unit_weights(x))
-    return total
+    return total + Expectation(*sum_over(data, partial(batch_expectation, model, q)))
+
+
+def batch_expectation(model: SmoothModel, q: Gaussian, x: Tensor, y: Tensor) -> Expectation:
+    """A term of :func:`expected_log_joint`."""
+    return model.expected_log_likelihood(q, x, y, unit_weights(x))
 
 
 def find_mode(
@@ -146,7 +153,7 @@ def fit_gaussian(
             break
         q, here, new_bound = proposal
         gain, bound = float(new_bound - bound), new_bound
-        if gain < tolerance:
+        if gain < max(tolerance, ROUNDING * float(bound.abs())):
             break
     return q
 

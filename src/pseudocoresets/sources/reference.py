@@ -82,6 +82,8 @@ class ReferenceRun:
     divergences: int = 0
     modes: int = 1
     """How many modes were found that chains do not pass between."""
+    how: str = "NUTS draws"
+    """What the draws are."""
 
     @property
     def draws(self) -> Tensor:

@@ -120,7 +120,7 @@ class Yardstick:
     def _log_evidence(self, points: Points) -> Tensor:
         """log Z_u, by draws of the Gaussian nearest to pi_u."""
         wide = _widened(fit_gaussian(self.model, points))
-        theta = _normal_draws(wide, DRAWS, self.seed)
+        theta = normal_draws(wide, DRAWS, self.seed)
         log_joint = log_likelihoods(self.model, theta, points) + self.model.log_prior(theta)
         return torch.logsumexp(log_joint - wide.log_density(theta), 0) - math.log(len(theta))
 
@@ -128,7 +128,7 @@ class Yardstick:
         if self.model.has_gaussian_posterior or not self.draws:
             return None
         wide = _widened(self.q)
-        theta = _normal_draws(wide, self.draws, 2 * self.seed + stream)
+        theta = normal_draws(wide, self.draws, 2 * self.seed + stream)
         with torch.no_grad():
             log_likelihood = full_log_likelihoods(self.model, theta, self.data)
             ratios = log_likelihood + self.model.log_prior(theta) - wide.log_density(theta)
@@ -159,7 +159,7 @@ def _widened(gaussian: Gaussian) -> Gaussian:
     return Gaussian(gaussian.mean, WIDER * gaussian.covariance)
 
 
-def _normal_draws(gaussian: Gaussian, count: int, seed: int) -> Tensor:
+def normal_draws(gaussian: Gaussian, count: int, seed: int) -> Tensor:
     """Scrambled Sobol points carried to a Gaussian, whose averages have less noise than those of independent draws."""
     uniform = torch.quasirandom.SobolEngine(gaussian.size, scramble=True, seed=seed).draw(count, dtype=torch.float64)
     return gaussian.unwhitened(torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9)))

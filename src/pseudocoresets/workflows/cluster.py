@@ -7,6 +7,7 @@ is finished. Machines that join while units are left get some.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import time
@@ -39,14 +40,17 @@ def workforce(devices: Sequence[str], address: str | None = None) -> Iterator[Ma
 
 
 @contextmanager
-def on_ray(address: str) -> Iterator[Mapper]:
-    """A Ray cluster by the address of its head, HOST:PORT; ``auto`` starts one on this machine that ends with it."""
+def on_ray(address: str, patience: float = PATIENCE) -> Iterator[Mapper]:
+    """A Ray cluster by the address of its head, HOST:PORT; ``auto`` starts one on this machine that ends with it.
+
+    A head that does not answer for ``patience`` seconds is lost.
+    """
     ray = _import_ray()
     known = ray.is_initialized()
     if not known:
         _connect(ray, address)
     try:
-        with spread(RayCrew(ray, ray.get_runtime_context().gcs_address)) as mapper:
+        with spread(RayCrew(ray, ray.get_runtime_context().gcs_address, patience)) as mapper:
             yield mapper
     finally:
         if not known:
@@ -78,8 +82,11 @@ def _connect(ray: Any, address: str) -> None:
     try:
         ray.init(address=f"{host}:{port}", **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InputError(f"The Ray cluster at '{address}' cannot be used ({first}).") from None
+        raise InputError(f"The Ray cluster at '{address}' cannot be used ({_first_line(error)}).") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _reachable(host: str, port: int) -> bool:
@@ -94,15 +101,29 @@ class RayCrew:
 
     ray: Any
     head: str
-    patience: float = PATIENCE
-    _seen: float = field(default_factory=time.monotonic)
+    patience: float
+    _answered: float = field(default_factory=time.monotonic)
     _resources: dict[str, float] = field(default_factory=dict)
-    _asked: float = -1e9
+    _looked: float = -math.inf
 
     def room(self, working: Sequence[RayWorker]) -> bool:
-        if time.monotonic() - self._asked > POLL_SECONDS and self._head_answers():
-            self._resources, self._asked = self.ray.cluster_resources(), time.monotonic()
+        self._look()
         return len(working) < int(self._resources.get(self._kind, 0))
+
+    def _look(self) -> None:
+        """Now and then, ask the head what there is, if it answers."""
+        now = time.monotonic()
+        if now - self._looked < POLL_SECONDS:
+            return
+        self._looked = now
+        host, _, port = self.head.rpartition(":")
+        if _reachable(host, int(port)):
+            self._resources, self._answered = self.ray.cluster_resources(), time.monotonic()
+        elif time.monotonic() - self._answered > self.patience:
+            raise WorkerLostError(
+                f"The head of the Ray cluster at {self.head} was lost; what was finished is kept, and the same command "
+                "goes on from there once there is a cluster again."
+            )
 
     @property
     def _kind(self) -> str:
@@ -114,25 +135,14 @@ class RayCrew:
         return RayWorker(self.ray, actor.remote())
 
     def wait(self, working: Sequence[RayWorker]) -> list[RayWorker]:
-        """Also without any result after a while, so that machines that joined are asked."""
+        """None of them too, after a while, so that machines that joined are asked."""
         known, ready = {worker.running: worker for worker in working}, []
         if known:
             ready = self.ray.wait(list(known), timeout=POLL_SECONDS)[0]
         else:
             time.sleep(POLL_SECONDS)
-        if not ready and not self._head_answers() and time.monotonic() - self._seen > self.patience:
-            raise WorkerLostError(
-                f"The head of the Ray cluster at {self.head} was lost; what was finished is kept, and the same command "
-                "goes on from there once there is a cluster again."
-            )
+        self._look()
         return [known[reference] for reference in ready]
-
-    def _head_answers(self) -> bool:
-        host, _, port = self.head.rpartition(":")
-        if _reachable(host, int(port)):
-            self._seen = time.monotonic()
-            return True
-        return False
 
 
 class _Actor:
@@ -150,10 +160,15 @@ class RayWorker:
 
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray, self._actor = ray, actor
+        self._learned: Any = None
         self.running: Any = None
 
+    @property
+    def started(self) -> bool:
+        return bool(self._ray.wait([self._learned], timeout=0)[0])
+
     def learn(self, function: Callable[[Any], Any]) -> None:
-        self._actor.learn.remote(function)
+        self._learned = self._actor.learn.remote(function)
 
     def give(self, item: Any) -> None:
         self.running = self._actor.run.remote(item)
@@ -162,8 +177,13 @@ class RayWorker:
         from ray import exceptions
 
         try:
-            return self._ray.get(self.running)
+            return self._ray.get([self._learned, self.running])[1]
         except exceptions.RayTaskError as error:
+            if isinstance(error.cause, exceptions.RaySystemError):
+                raise InputError(
+                    f"A machine of the Ray cluster cannot take this on ({_first_line(error.cause)}); install the same "
+                    "version of pseudocoresets[ray] on all of them."
+                ) from None
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except exceptions.OutOfMemoryError:
             raise WorkerLostError(

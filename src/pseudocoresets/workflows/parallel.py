@@ -79,6 +79,11 @@ def require_sendable(thing: object, what: str) -> None:
 class Worker(Protocol):
     """Works on one unit at a time."""
 
+    @property
+    def started(self) -> bool:
+        """Whether it works, or still waits for a place."""
+        ...
+
     def learn(self, function: Callable[[Any], Any]) -> None:
         """What to do with all that it is given from now on."""
         ...
@@ -167,13 +172,22 @@ class _Round(Generic[W]):
     def _all_given_out(self) -> bool:
         """Give a unit to everybody who has none, first those that lost a worker; whether there was none left."""
         while self._idle or self._untaught or self._crew.room(self._everybody):
-            unit = self._again.popleft() if self._again else next(self._units, None)
+            unit = self._next_unit()
             if unit is None:
                 return True
             worker = self._idle.pop() if self._idle else self._taught()
             self._busy[worker] = unit
             worker.give(unit.item)
         return False
+
+    def _next_unit(self) -> _Unit | None:
+        """If none is left and somebody is idle, that of a worker that still waits for a place."""
+        unit = self._again.popleft() if self._again else next(self._units, None)
+        waiting = next((worker for worker in self._busy if not worker.started), None) if self._idle else None
+        if unit is None and waiting is not None:
+            unit = self._busy.pop(waiting)
+            self._let_go(waiting)
+        return unit
 
     def _taught(self) -> W:
         if self._untaught:
@@ -229,6 +243,8 @@ class LocalCrew:
 
 class LocalWorker:
     """A process that is told functions and given items."""
+
+    started = True
 
     def __init__(self, device: str, beside: int) -> None:
         context = multiprocessing.get_context("spawn")

@@ -18,14 +18,17 @@ from pseudocoresets.construction import construct
 from pseudocoresets.construction.safeguard import CHECKED, OWN
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.fingerprint import fingerprint
+from pseudocoresets.core.points import content_of
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import derive_seed
 from pseudocoresets.coreset import Coreset
+from pseudocoresets.data.large import LargeRows
 from pseudocoresets.data.tables import PosteriorData
 from pseudocoresets.evaluation.distances import Distances, distance, log_predictive, thin
 from pseudocoresets.inference import sample_posterior
 from pseudocoresets.methods import METHODS, build_method
 from pseudocoresets.sources.gaussian_fit import GaussianFit
+from pseudocoresets.sources.large import gaussian_reference, large_fit
 from pseudocoresets.sources.reference import ReferenceRun, reference_posterior, require_agreement
 from pseudocoresets.workflows.cells import Cell, Document, Outcome, as_number, run_cells
 from pseudocoresets.workflows.parallel import processes, require_sendable
@@ -102,7 +105,7 @@ class Study:
             "(below 0.7, samples.corrected(data) gives expectations of f); relative errors of mean and sd, sliced "
             "Wasserstein distance, held-out log-likelihood, time to build, and how much faster NUTS draws than on all "
             "data. Noise floor: two independent runs of the reference, which must agree.",
-            f"Reference: {len(reference.draws)} NUTS draws{modes} in {reference.seconds:.1f} s, "
+            f"Reference: {len(reference.draws)} {reference.how}{modes} in {reference.seconds:.1f} s, "
             f"R-hat {reference.r_hat:.3f}; held-out log-likelihood of the full posterior "
             f"{full_predictive(self.data, reference):.4f}.",
         ]
@@ -177,11 +180,12 @@ def run_study(
         if folder is None:
             raise InputError("A study in several processes (jobs) needs a folder in which they leave their coresets.")
     length = (draws, warmup or max(150, draws // 3))
-    fit = GaussianFit(data.model, data.rows)
+    large = isinstance(data.rows, LargeRows)
+    fit = large_fit(data.model, data.rows) if isinstance(data.rows, LargeRows) else GaussianFit(data.model, data.rows)
     began = time.perf_counter()
     fit.yardstick.prepare()
     price = time.perf_counter() - began
-    with processes(jobs) as mapper:
+    with processes(1 if large else jobs) as mapper:
         references = partial(_reference, data, length, cache, fit)
         with task(progress or Silent(), "reference posterior, twice", 2) as shown:
             reference, again = _advancing(mapper(references, (0, 1)), shown)
@@ -200,6 +204,8 @@ def _reference(
     fit: GaussianFit,
     seed: int,
 ) -> ReferenceRun:
+    if isinstance(data.rows, LargeRows):
+        return gaussian_reference(fit, data.rows, length[0], CHAINS, seed, by_draws=seed > 0)
     return reference_posterior(data.rows, data.model, *length, CHAINS, seed=seed, cache=cache, fit=fit)
 
 
@@ -245,7 +251,7 @@ class _RowJudge:
 
     @cached_property
     def _content(self) -> str:
-        return fingerprint(self.data.model, *self.data.rows.batches(), self.data.held_out)
+        return fingerprint(self.data.model, *content_of(self.data.rows), self.data.held_out)
 
     def measure(self, cell: Cell) -> Document:
         method, size, seed = cell
@@ -269,8 +275,9 @@ class _RowJudge:
         self.coresets[cell] = coreset
         if (folder := self.folder(cell)) is not None:
             coreset.save(folder / CORESET)
+        dense = None if isinstance(data.rows, LargeRows) else data.rows
         return {
-            "distances": asdict(distance(samples, self.reference, data.model, data.held_out, data=data.rows)),
+            "distances": asdict(distance(samples, self.reference, data.model, data.held_out, data=dense)),
             "returned": coreset.configuration.get(CHECKED, {}).get("returned"),
             "build_seconds": seconds,
             "seconds_per_draw": samples.seconds_per_draw,
