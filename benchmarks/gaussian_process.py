@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from provenance import provenance
 from scipy.optimize import minimize
 
-from provenance import provenance
 from pseudocoresets._io.files import write_json
 from pseudocoresets.construction import construct
 from pseudocoresets.core.gaussian import Gaussian, kl_divergence
