@@ -108,8 +108,8 @@ TITLES = {
     "side": "side of images",
     "k": "k, steps of a chain",
     "chains": "chains",
-    "points": "n, training images (a pass of expert training)",
-    "files": "n, files in a folder (reading them)",
+    "points": "n, images of a pass over experts",
+    "files": "n, files of a folder that is read",
 }
 
 
@@ -263,7 +263,7 @@ def draw(costs: list[Cost], path: Path) -> None:
     grid = figure.subplots(2, len(quantities), squeeze=False)
     looks = {"ours": "o-", "reference": "s--", "streamed": "^:"}
     values: tuple[tuple[str, Callable[[Cost], float]], ...] = (
-        ("seconds (processor time on a CPU)", lambda cost: cost.seconds),
+        ("seconds (of processor on a CPU)", lambda cost: cost.seconds),
         ("peak memory, MiB", lambda cost: cost.peak_memory / 2**20),
     )
     for column, quantity in enumerate(quantities):
@@ -273,7 +273,14 @@ def draw(costs: list[Cost], path: Path) -> None:
                 own = [cost for cost in costs if (cost.quantity, cost.who) == (quantity, who)]
                 if own:
                     axes.plot([cost.size for cost in own], [value(cost) for cost in own], look, label=who)
-            axes.set(xscale="log", yscale="log", xlabel=TITLES[quantity], ylabel=name if column == 0 else "")
+            axes.set(xscale="log", xlabel=TITLES[quantity], ylabel=name if column == 0 else "")
+            if row == 0:
+                axes.set_yscale("log")
+            else:
+                axes.set_ylim(0, 1.15 * max(value(cost) for cost in costs if cost.quantity == quantity))
+            sizes = sorted({cost.size for cost in costs if cost.quantity == quantity})
+            axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=7)
+            axes.minorticks_off()
     grid[0][0].legend()
     with replacing(path) as temporary, temporary.open("wb") as file:
         FigureCanvasAgg(figure).print_png(file)

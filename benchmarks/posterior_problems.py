@@ -21,6 +21,7 @@ not measured again; each says which of the `runs` it comes from.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import statistics
@@ -277,7 +278,7 @@ def all_cases(root: Path | None) -> Iterator[Case]:
             yield found
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def known(name: str, root: Path | None) -> Known:
     case = next(case for case in all_cases(root) if case.name == name)
     fit = GaussianFit(case.model, case.rows)
@@ -374,13 +375,15 @@ def summary(problems: dict[str, Any]) -> dict[str, Any]:
 
 
 def tasks(cases: list[Case], options: argparse.Namespace) -> Iterator[Task]:
-    """Seed by seed, so that a run that is stopped has all problems with fewer seeds."""
+    """Seed by seed and size by size, so that a run that is stopped has all problems with fewer of those."""
     for seed in range(options.seeds):
-        for case in cases:
-            sizes = tuple(size for size in options.sizes if size < len(case.rows))
-            yield from (Task(case.name, "ours", each, (size,), seed) for size in sizes for each in options.methods)
-            if options.peer is not None:
-                yield from (Task(case.name, "peer", each, sizes, seed) for each in options.peer_methods)
+        if options.peer is not None:
+            for case, each in itertools.product(cases, options.peer_methods):
+                sizes = tuple(size for size in options.sizes if size < len(case.rows))
+                yield Task(case.name, "peer", each, sizes, seed)
+        for size, case, each in itertools.product(options.sizes, cases, options.methods):
+            if size < len(case.rows):
+                yield Task(case.name, "ours", each, (size,), seed)
 
 
 def is_there(task: Task, problems: dict[str, Any]) -> bool:

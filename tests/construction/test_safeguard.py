@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.glm_problems import FAMILIES, TRAITS, GlmProblem, glm_problem
 
 import pseudocoresets as pc
-from pseudocoresets.construction.safeguard import CHECKED, EVERYTHING, FEWER, OWN, Safeguard, between
+from pseudocoresets.construction.safeguard import CHECKED, EVERYTHING, FEWER, OWN, START, Safeguard, between
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import kl_divergence
 from pseudocoresets.core.points import Points
@@ -23,16 +23,23 @@ from pseudocoresets.methods import FrankWolfe, Giga, Problem, Solver, Uniform, r
 from pseudocoresets.sources.gaussian_fit import fit_gaussian
 
 EXAMPLES = int(os.environ.get("PSEUDOCORESETS_EXAMPLES", "6"))
-"""Random problems; benchmarks/posterior_problems.py tries many more."""
-MOST_DATA, MOST_PARAMETERS = (1000, 8) if EXAMPLES < 20 else (5000, 50)
-METHODS = {"moments": {}, "gaussian-psvi": {}, "quasi-newton": {}, "cd": {"iterations": 20}, "psvi": {"iterations": 5}}
+"""Random problems; with 20 or more they are as large as they get, and sizes go up to the number of data."""
+LARGE = EXAMPLES >= 20
+MOST_DATA, MOST_PARAMETERS = (5000, 50) if LARGE else (300, 6)
+MOST_POINTS = 300 if LARGE else 60
+"""Of the simple coresets that large ones are compared with."""
+SHORT = {"iterations": 5}
+METHODS = {
+    **{name: {} for name in ("moments", "gaussian-rkl", "gaussian-psvi", "laplace-w2", "quasi-newton", "a-iht")},
+    **dict.fromkeys(("cd", "psvi", "rkl", "fkl", "wasserstein"), SHORT),
+}
 
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[GlmProblem, str, int, int]:
     n, d = draw(st.integers(20, MOST_DATA)), draw(st.integers(1, MOST_PARAMETERS))
     family, trait = draw(st.sampled_from(FAMILIES)), draw(st.sampled_from(TRAITS))
-    size = draw(st.one_of(st.integers(1, 2 * d), st.integers(1, min(n, 60)), st.just(n)))
+    size = draw(st.one_of(st.integers(1, 2 * d), st.integers(1, n if LARGE else min(n, 60)), st.just(n)))
     method, seed = draw(st.sampled_from(sorted(METHODS))), draw(st.integers(0, 1000))
     return glm_problem(family, trait, n, d, seed), method, min(size, n), seed
 
@@ -47,9 +54,27 @@ def test_no_method_is_worse_than_the_best_simple_coreset(request: tuple[GlmProbl
     value, error = problem.divergence(found.points)
     about = row_problem(problem.model, problem.rows, problem.fit)
     for simple in (Uniform(), FrankWolfe(), Giga()):
-        other, its_error = problem.divergence(simple.solve(about, min(size, 100), seed))
+        other, its_error = problem.divergence(simple.solve(about, min(size, MOST_POINTS), seed))
         assert value <= 1.1 * other + 3 * (error + its_error) + 1e-3, (simple.name, found.configuration[CHECKED])
     assert len(found) <= size
+
+
+@settings(max_examples=EXAMPLES // 6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from(FAMILIES), st.sampled_from(TRAITS), st.integers(50, MOST_DATA), st.integers(2, 6))
+def test_twice_as_many_points_are_no_worse(family: str, trait: str, n: int, d: int) -> None:
+    """Medians of three seeds, the sizes around the number of parameters, where searches are hardest."""
+    problem = glm_problem(family, trait, n, d, seed=n)
+    medians, errors = [], []
+    for size in (d, 2 * d, 4 * d):
+        found = (
+            pc.construct(problem.rows, problem.fit, "moments", model=problem.model, size=size, seed=seed)
+            for seed in range(3)
+        )
+        value, error = sorted(problem.divergence(each.points) for each in found)[1]
+        medians.append(value)
+        errors.append(error)
+    for (fewer, its_error), (more, error) in itertools.pairwise(zip(medians, errors, strict=True)):
+        assert more <= 1.1 * fewer + 3 * (error + its_error) + 1e-3, medians
 
 
 @pytest.mark.parametrize(("family", "trait"), [("logistic", "separable"), ("poisson", "large counts")])
@@ -104,6 +129,16 @@ def test_many_synthetic_points_stand_beside_fewer() -> None:
     assert found.configuration[CHECKED]["returned"] == FEWER
     assert len(found) == 6
     assert problem.divergence(found.points)[0] < 0.05
+
+
+@pytest.mark.parametrize("method", ["fkl", "wasserstein"])
+def test_methods_that_fit_the_mean_alone_do_not_lose_the_covariance(method: str) -> None:
+    problem = glm_problem("logistic", "plain", 300, 3, seed=0)
+    found = pc.construct(problem.rows, problem.fit, method, model=problem.model, size=6, iterations=30)
+    checked = found.configuration[CHECKED]
+    assert checked["returned"] == START
+    assert checked["kl"][OWN] > 10 * checked["kl"][START]
+    assert problem.divergence(found.points)[0] < 0.01
 
 
 def test_without_the_check_a_method_is_taken_at_its_word() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,15 @@ from torch import Tensor
 
 import pseudocoresets as pc
 from pseudocoresets.core.gaussian import kl_divergence
-from pseudocoresets.models import JaxModel, LogisticRegression, NumpyModel, SmoothModel, numpyro_model
+from pseudocoresets.models import (
+    JaxModel,
+    LogisticRegression,
+    NumpyModel,
+    SmoothModel,
+    numpyro_model,
+    pymc_model,
+    stan_model,
+)
 from pseudocoresets.sources.gaussian_fit import fit_gaussian
 
 INSIDE = LogisticRegression(2, prior_scale=2.0)
@@ -52,7 +63,16 @@ def numpyro_logistic() -> JaxModel:
     return numpyro_model(model, X, Y)
 
 
-MODELS = [numpy_model, jax_model, numpyro_logistic]
+def pymc_logistic() -> JaxModel:
+    pm = pytest.importorskip("pymc")
+    with pm.Model() as model:
+        x, y = pm.Data("x", X.numpy()), pm.Data("y", Y.numpy())
+        theta = pm.Normal("theta", 0, 2, shape=2)
+        pm.Bernoulli("obs", logit_p=x @ theta, observed=y)
+    return pymc_model(model)
+
+
+MODELS = [numpy_model, jax_model, numpyro_logistic, pymc_logistic]
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -115,3 +135,33 @@ def test_what_a_numpy_function_cannot_do_is_said() -> None:
     wrong = NumpyModel(lambda theta, x, y: (np.zeros(3), np.zeros((3, 2))), lambda theta: (0.0, 0 * theta), 2)
     with pytest.raises(pc.InputError, match=r"must give values \(120,\) and gradients \(120, 2\)"):
         wrong.log_likelihood(torch.zeros(2, dtype=torch.float64), X, Y)
+
+
+@pytest.fixture(scope="module")
+def stan_logistic() -> NumpyModel:
+    """logistic.stan beside this file, compiled where BridgeStan's sources are (BRIDGESTAN names them) or before."""
+    pytest.importorskip("bridgestan")
+    library = os.environ.get("PSEUDOCORESETS_STAN_LIBRARY")
+    if library is None and "BRIDGESTAN" not in os.environ:
+        pytest.skip("set BRIDGESTAN to BridgeStan's sources, or PSEUDOCORESETS_STAN_LIBRARY to logistic.stan compiled")
+    return stan_model(library or Path(__file__).parent / "logistic.stan", X, Y)
+
+
+def test_a_stan_program_is_a_model_of_rows(stan_logistic: NumpyModel) -> None:
+    """beta ~ N(0, s^2), s = exp(z) log-normal with deviation 1/2, so that z ~ N(0, 1/4) with its Jacobian."""
+    model, theta = stan_logistic, torch.tensor([[0.4, -1.2, 0.3], [0.1, 0.2, -0.5]], dtype=torch.float64)
+    torch.testing.assert_close(model.log_likelihood(theta, X, Y), INSIDE.log_likelihood(theta[:, :2], X, Y))
+    normal_log = torch.distributions.Normal(0.0, theta[:, 2:].exp()).log_prob(theta[:, :2]).sum(-1)
+    torch.testing.assert_close(
+        model.log_prior(theta), normal_log + torch.distributions.Normal(0.0, 0.5).log_prob(theta[:, 2])
+    )
+    leaf = theta.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model.log_likelihood(leaf, X, Y).sum(), leaf)
+    (expected,) = torch.autograd.grad(INSIDE.log_likelihood(leaf[:, :2], X, Y).sum(), leaf)
+    torch.testing.assert_close(slope, expected)
+
+
+def test_real_points_are_chosen_for_a_stan_program(stan_logistic: NumpyModel) -> None:
+    full = fit_gaussian(stan_logistic, pc.Rows(X, Y))
+    coreset = pc.construct((X, Y), model=stan_logistic, method="giga", size=20)
+    assert float(kl_divergence(full, fit_gaussian(stan_logistic, coreset.points))) < 0.5

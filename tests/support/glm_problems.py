@@ -20,7 +20,7 @@ from pseudocoresets.sources.gaussian_fit import GaussianFit, fit_gaussian
 
 FAMILIES = ("linear", "logistic", "poisson")
 TRAITS = ("plain", "separable", "imbalanced", "collinear", "heavy-tailed", "large counts")
-DRAWS = 8000
+DRAWS, DEGREES = 8000, 5
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,17 @@ def _made(model: SmoothModel, x: np.ndarray, y: np.ndarray) -> GlmProblem:
 
 
 def _weighted(model: SmoothModel, near: Gaussian, points: Points, stream: int) -> tuple[Tensor, Tensor, float]:
-    """Draws of a posterior by way of a wider Gaussian, their weights, and the logarithm of its evidence."""
-    wide = Gaussian(near.mean, 1.15 * near.covariance)
-    theta = wide.sample(DRAWS, generator_for(stream, "afresh"))
-    ratios = _likelihood(model, theta, points) + model.log_prior(theta) - wide.log_density(theta)
+    """Draws of a posterior by way of Student's t distribution, whose tails cover its own, weights and log-evidence."""
+    generator, size = generator_for(stream, "afresh"), near.size
+    normal = torch.randn(DRAWS, size + DEGREES, generator=generator, dtype=torch.float64)
+    spread = (normal[:, size:].square().sum(1) / DEGREES).rsqrt()
+    wide = Gaussian(near.mean, 1.2 * near.covariance)
+    theta = wide.unwhitened(normal[:, :size] * spread[:, None])
+    constant = math.lgamma((DEGREES + size) / 2) - math.lgamma(DEGREES / 2) - 0.5 * size * math.log(DEGREES * math.pi)
+    distance = wide.whitened(theta).square().sum(1)
+    log_density = constant - float(wide.factor.diagonal().log().sum())
+    log_density = log_density - 0.5 * (DEGREES + size) * torch.log1p(distance / DEGREES)
+    ratios = _likelihood(model, theta, points) + model.log_prior(theta) - log_density
     return theta, ratios.softmax(0), float(torch.logsumexp(ratios, 0)) - math.log(DRAWS)
 
 

@@ -59,10 +59,10 @@ def print_metrics(title: str, metrics: Mapping[str, Any], caption: str = "") -> 
 
     alike = ["top class %", "total variation"] if "agreement" in metrics else []
     columns = ["", *(metric.title for metric in METRICS.values()), "BMA accuracy %", "BMA NLL", *alike]
-    title = method_title(metrics["method"], metrics["labels_learned"], metrics["formation"])
+    made_by = method_title(metrics["method"], metrics["labels_learned"], metrics["formation"])
     rows = [
         ["random real images (control)", *_cells(metrics["control"])],
-        [f"{title} coreset", *_cells(metrics)],
+        [f"{made_by} coreset", *_cells(metrics)],
     ]
     print_table(title, columns, rows, caption)
 

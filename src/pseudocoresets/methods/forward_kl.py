@@ -1,4 +1,4 @@
-"""Forward Kullback-Leibler divergence with Gaussian variational posteriors: BPC-fKL (Kim et al. 2022).
+"""Forward Kullback-Leibler divergence between Gaussians that differ in their means alone: BPC-fKL (Kim et al. 2022).
 
 For pi the full-data posterior, pi_x the coreset's and T their temperature, and up to a term that does not depend on x,
 
@@ -10,7 +10,9 @@ place theta_s, an expert's snapshot:
     pi    ~=  N(theta_{s + a}, sigma^2 I),         the expert, a = ``expert_epochs`` epochs later
     pi_x  ~=  N(theta_k, sigma^2 I),               k steps  theta <- theta - eta grad U(theta)  on the coreset
 
-and each expectation is an average over ``samples`` draws. The descent needs no graph, so memory does not grow with k.
+and each expectation is an average over ``samples`` draws. Neither has the covariance of its posterior, so that of pi_x
+is not fitted: rows, whose start has it right, may lose it again, and the start is then returned. The descent needs no
+graph, so memory does not grow with k.
 
 Defaults are those of the authors' code for ten images per class: 30 samples, sigma = 0.01, k = 30, eta = 0.03, one
 epoch ahead of a start before the 20th epoch. They also use SGD on the images with learning rate 1000 and momentum 0.5.

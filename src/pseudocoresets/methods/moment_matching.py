@@ -40,7 +40,7 @@ class MomentMatching(Solver):
     From there, draws of pi lead on to the least KL(pi || pi_u) itself (:func:`sharpened`).
     """
 
-    learn_weights: bool = False
+    learn_weights: bool = True
     iterations: int = 300
     restarts: int = 5
 

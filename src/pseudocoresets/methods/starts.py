@@ -54,7 +54,9 @@ def starting_points(
 
     They are those of a Hilbert coreset with its weights and, where that leads nowhere, informative ones: about one
     search in four ends where two points share a direction and another has none. The best of several short searches is
-    continued, or the first that comes near. ``sharpen`` goes on by :func:`sharpened`.
+    continued, or the first that comes near. ``sharpen`` goes on by :func:`sharpened`. Where that is not enough, weights
+    are searched for too, whether they are learned afterwards or not: points that a Hilbert coreset gave little weight
+    would be lost.
     """
     forward = forward_kl_near(smooth_model(problem), nearest_gaussian(problem))
     best: tuple[Parameterisation, Tensor, float] | None = None
@@ -64,9 +66,12 @@ def starting_points(
         if best[2] < START_NEAR:
             break
     assert best is not None
-    form, free, _ = best
-    form = moved(form, minimise_again(form, free, forward, 300, 3, START_ENOUGH))
-    return moved(form, sharpened(problem, form, form.flattened(form.initial()))) if sharpen else form
+    form = moved(best[0], best[1])
+    if best[2] >= START_ENOUGH:
+        form = replace(form, learn_weights=True)
+        form = moved(form, minimise_again(form, form.flattened(form.initial()), forward, 300, 3, START_ENOUGH))
+    form = moved(form, sharpened(problem, form, form.flattened(form.initial()))) if sharpen else form
+    return replace(form, learn_weights=learn_weights)
 
 
 def _real_starts(

@@ -1,6 +1,7 @@
-"""Wasserstein distance by matching trajectories: BPC-W (Kim et al. 2022), after MTT (Cazenavette et al. 2022).
+"""Wasserstein distance of means by matching trajectories: BPC-W (Kim et al. 2022), after MTT (Cazenavette et al. 2022).
 
-Between two Gaussians of the same covariance the squared Wasserstein distance is that of their means. The means are
+Between two Gaussians of the same covariance the squared Wasserstein distance is that of their means; covariances are
+not fitted, and where rows lose theirs, what they started from is returned. The means are
 the ends of two trajectories from the same snapshot theta_s of an expert, and the loss is their distance in units
 of the expert's own step:
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.expectation import Expectation, SmoothModel, check_data
-from pseudocoresets.models.external import JaxModel, NumpyModel, numpyro_model
+from pseudocoresets.models.external import JaxModel, NumpyModel
 from pseudocoresets.models.functions import FunctionModel
 from pseudocoresets.models.gaussian_mean import GaussianMean
+from pseudocoresets.models.gaussian_process import GaussianProcess, InducingPoints
 from pseudocoresets.models.glm import (
     LinearPredictorModel,
     LinearRegression,
@@ -16,6 +17,7 @@ from pseudocoresets.models.glm import (
 )
 from pseudocoresets.models.named import MODELS, build_model
 from pseudocoresets.models.prior import NormalPrior
+from pseudocoresets.models.programs import numpyro_model, pymc_model, stan_data, stan_model
 from pseudocoresets.models.regression import (
     ExtendedRegression,
     GaussianRegression,
@@ -33,7 +35,9 @@ __all__ = [
     "ExtendedRegression",
     "FunctionModel",
     "GaussianMean",
+    "GaussianProcess",
     "GaussianRegression",
+    "InducingPoints",
     "JaxModel",
     "LinearPredictorModel",
     "LinearRegression",
@@ -51,4 +55,7 @@ __all__ = [
     "build_model",
     "check_data",
     "numpyro_model",
+    "pymc_model",
+    "stan_data",
+    "stan_model",
 ]

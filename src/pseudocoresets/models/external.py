@@ -1,4 +1,4 @@
-"""Models whose log-densities are computed outside PyTorch: NumPy functions with gradients, JAX, NumPyro.
+"""Models whose log-densities are computed outside PyTorch: NumPy functions with gradients, and JAX.
 
 PyTorch sees each as a function of its own with a backward pass. A NumPy function gives values and gradients in theta,
 which is all that coresets of real points need; a JAX function is differentiated by JAX to any order and in points and
@@ -105,46 +105,6 @@ class JaxModel(UncheckedModel):
     @cached_property
     def _many_priors(self) -> Callable[..., Any]:
         return import_jax().vmap(self.prior)
-
-
-def numpyro_model(
-    model: Callable[..., None],
-    x: Any,
-    y: Any,
-    observed: str = "obs",
-    pseudo_target: TargetRange = "fixed",
-) -> JaxModel:
-    """A NumPyro model(x, y) with one observed site as a model of rows, in NumPyro's unconstrained parameters.
-
-    The likelihood of a datum is the log-probability of its value at the site ``observed``; all else, with the Jacobian
-    of the change to unconstrained parameters, is the prior. Parameters stand in the order of their sites.
-
-    Args:
-        x: Some rows of the data, to trace the model with.
-        y: Their targets.
-    """
-    jax = import_jax()
-    try:
-        from numpyro import handlers
-        from numpyro.infer.util import constrain_fn, initialize_model, potential_energy
-    except ImportError:
-        raise InputError("NumPyro models need numpyro: pip install 'pseudocoresets[jax]'.") from None
-    few = np.asarray(x, np.float64)[:1], np.asarray(y, np.float64)[:1]
-    with jax.enable_x64(True):
-        start = initialize_model(jax.random.PRNGKey(0), model, model_args=few).param_info.z
-        flat, unflattened = jax.flatten_util.ravel_pytree(start)
-
-    def likelihood(theta: Any, points: Any, targets: Any) -> Any:
-        values = constrain_fn(model, (points, targets), {}, unflattened(theta))
-        traced = handlers.trace(handlers.substitute(handlers.seed(model, 0), values)).get_trace(points, targets)
-        site = traced[observed]
-        return site["fn"].log_prob(site["value"])
-
-    def prior(theta: Any) -> Any:
-        joint = -potential_energy(model, few, {}, unflattened(theta))
-        return joint - likelihood(theta, *few).sum()
-
-    return JaxModel(likelihood, prior, int(flat.size), pseudo_target)
 
 
 def import_jax() -> Any:

@@ -134,7 +134,7 @@ class Study:
             "model": self.data.model_name,
             "points": len(self.data.rows),
             "parameters": self.data.model.size,
-            "reference": self.reference.summary(),
+            "reference": self.reference.summary() | {"how": self.reference.how},
             "noise_floor": self.noise_floor.as_json(),
             "rows": [row.as_json() | {"speed_up": self.speed_up(row) if row.distances else None} for row in self.rows],
         }
