@@ -192,7 +192,7 @@ def of_another_kind(source: Path, out: Path) -> None:
         (truncated, "not a complete safetensors file"),
         (not_safetensors, "not a complete safetensors file"),
         (empty, "not a complete safetensors file"),
-        (of_another_version, "format version 99, but this library reads versions 1 to 3"),
+        (of_another_version, "format version 99, but this library reads versions 1 to 4"),
         (of_another_kind, "not a coreset file"),
     ],
     ids=lambda value: getattr(value, "__name__", None),

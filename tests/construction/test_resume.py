@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from small import Invoke
 
@@ -109,7 +110,7 @@ def die() -> None:
 
 def half_written_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fifth checkpoint is killed when half of it is on the disk."""
-    whole, calls = files.save_file, []
+    whole, calls = safetensors.torch.save_file, []
 
     def save(tensors: Any, path: Path, metadata: Any) -> None:
         whole(tensors, path, metadata)
@@ -118,7 +119,7 @@ def half_written_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
             os.truncate(path, path.stat().st_size // 2)
             die()
 
-    monkeypatch.setattr(files, "save_file", save)
+    monkeypatch.setattr(safetensors.torch, "save_file", save)
 
 
 def checkpoint_not_renamed(monkeypatch: pytest.MonkeyPatch) -> None:

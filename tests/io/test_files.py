@@ -11,9 +11,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 import pseudocoresets
-from pseudocoresets._io import files
 from pseudocoresets._io.documents import json_text
 from pseudocoresets._io.files import (
     make_folder,
@@ -125,7 +125,7 @@ def test_a_truncated_file_is_refused(tmp_path_factory: pytest.TempPathFactory, k
 
 def test_a_document_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    files.save_file({"x": torch.ones(2)}, path, metadata={"json": json.dumps([1, 2])})
+    save_file({"x": torch.ones(2)}, path, metadata={"json": json.dumps([1, 2])})
     with pytest.raises(FileFormatError, match="not one that this library wrote"):
         read_tensors(path)
 

@@ -31,13 +31,13 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 def quick_options(name: str) -> dict[str, Any]:
     """Whatever makes an iteration of a method short."""
     short = {"steps": 2, "samples": 3, "batch_size": 8, "epochs": 1, "matches": 2, "horizon": 6, "chains": 1}
-    short |= {"burn_in": 1, "leapfrog_steps": 1, "langevin_steps": 1, "watched_images": 4, "kernel": "empirical"}
+    short |= {"burn_in": 1, "leapfrog_steps": 1, "langevin_steps": 1, "watched_images": 4}
     known = METHODS[name]().options()  # type: ignore[union-attr]
     allowed = {key: value for key, value in short.items() if key in known}
     if name in ("bptt", "ld"):
         allowed["burn_in"] = 0
-    if name in ("cd", "cd-wasserstein"):
-        allowed.pop("kernel", None)
+    if name == "kip":
+        allowed["kernel"] = "empirical"
     return allowed
 
 
