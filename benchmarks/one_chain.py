@@ -24,6 +24,7 @@ import torch
 import pseudocoresets as pc
 from pseudocoresets.construction.loop import network_for, run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
+from pseudocoresets.construction.tasks import faint
 from pseudocoresets.data import Dataset, load_dataset
 from pseudocoresets.evaluation.report import control_coreset
 from pseudocoresets.evaluation.shift import scores
@@ -81,7 +82,7 @@ def start_of(variant: Variant, settings: ConstructionSettings, data: Dataset) ->
     if variant.start == "real":
         return real
     noise = torch.randn(real.x.shape, generator=torch.Generator().manual_seed(settings.seed))
-    return replace(real, x=noise / noise.flatten(1).norm(dim=1)[:, None, None, None], indices=None)
+    return replace(real, x=faint(noise), indices=None)
 
 
 def judged(coreset: pc.Coreset, data: Dataset, **sampling: Any) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -342,13 +341,6 @@ def test_experts_learn_the_same(digits: Dataset) -> None:
     assert min(accuracies) > 0.95, accuracies
 
 
-class Eager(FusedBackend):  # type: ignore[misc]
-    """The fast path without captured iterations."""
-
-    def repeated(self, work: Callable[[Randomness], Any]) -> Callable[[Randomness], Any]:
-        return work
-
-
 @pytest.mark.parametrize(
     "method",
     [
@@ -360,11 +352,15 @@ class Eager(FusedBackend):  # type: ignore[misc]
     ids=str,
 )
 @pytest.mark.parametrize("network", ["convnet:depth=2,width=32", "convnet:depth=2,width=24"])
-def test_captured_iterations_are_iterations(method: GradientMethod, network: str, digits: Dataset) -> None:
+def test_captured_iterations_are_iterations(
+    method: GradientMethod, network: str, digits: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each with its own draws: losses that differ from iteration to iteration are the same without a capture."""
     experts = train_experts(digits, network, 3, epochs=2, batch_size=128, device="cuda")
     losses = []
-    for backend in (Eager("cuda"), FusedBackend("cuda")):
+    eager_backend, captured_backend = FusedBackend("cuda"), FusedBackend("cuda")
+    monkeypatch.setattr(eager_backend, "repeated", lambda work: work)
+    for backend in (eager_backend, captured_backend):
         settings = ConstructionSettings(iterations=12, learning_rate=1e-3)
         made = run_construction(digits, experts, method.name, method, settings, backend=backend, device="cuda")
         losses.append(torch.tensor([row["loss"] for row in made.history]))

@@ -17,17 +17,11 @@ from pseudocoresets.workflows.evaluate import evaluate_file
 def evaluate(
     context: typer.Context,
     given: o.Given,
-    coreset_file: Annotated[Path, typer.Argument(help="Coreset file, or a run folder.")],
-    dataset: Annotated[
-        str | None,
-        typer.Option("--dataset", help="Default: the one the coreset was made from.", rich_help_panel=o.DATA),
-    ] = None,
+    coreset_file: o.CoresetOrRun,
+    dataset: o.CoresetDataset = None,
     protocol: o.Protocol = "cold",
     sampler: o.SamplerName = None,
-    network: Annotated[
-        str | None,
-        typer.Option("--network", help="Default: the one the coreset was made with.", rich_help_panel=o.METHOD),
-    ] = None,
+    network: o.CoresetNetwork = None,
     experts: o.ExpertsDir = None,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",

@@ -74,6 +74,13 @@ ExpertsDir = Annotated[
 ExpertCount = Annotated[
     int | None, typer.Option("--expert-count", max=1_000_000, help="Number of experts.", rich_help_panel=EXPERTS)
 ]
+CoresetDataset = Annotated[
+    str | None, typer.Option("--dataset", help="Default: the one the coreset was made from.", rich_help_panel=DATA)
+]
+CoresetNetwork = Annotated[
+    str | None, typer.Option("--network", help="Default: the one the coreset was made with.", rich_help_panel=METHOD)
+]
+CoresetOrRun = Annotated[Path, typer.Argument(help="Coreset file, or a run folder.")]
 SamplerName = Annotated[
     str | None,
     typer.Option("--sampler", help="Sampler of the posterior; default: the preset's.", rich_help_panel=SAMPLING),

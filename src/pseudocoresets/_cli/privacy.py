@@ -25,11 +25,8 @@ def _group() -> None:
 def audit(
     context: typer.Context,
     given: o.Given,
-    coreset_file: Annotated[Path, typer.Argument(help="Coreset file, or a run folder.")],
-    dataset: Annotated[
-        str | None,
-        typer.Option("--dataset", help="Default: the one the coreset was made from.", rich_help_panel=o.DATA),
-    ] = None,
+    coreset_file: o.CoresetOrRun,
+    dataset: o.CoresetDataset = None,
     shadows: Annotated[
         int | None,
         typer.Option(
@@ -50,10 +47,7 @@ def audit(
     ] = 1000,
     protocol: Annotated[str, typer.Option("--protocol", help="cold or point.", rich_help_panel=o.SAMPLING)] = "cold",
     sampler: o.SamplerName = None,
-    network: Annotated[
-        str | None,
-        typer.Option("--network", help="Default: the one the coreset was made with.", rich_help_panel=o.METHOD),
-    ] = None,
+    network: o.CoresetNetwork = None,
     experts: Annotated[
         Path | None,
         typer.Option(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Protocol
@@ -158,9 +158,7 @@ def real_coreset(
         require_whole_mosaics(data.train.labels[index], tiles)
         x, index = tiled(x, settings.formation), index[::tiles]
     if settings.initialisation in NOISES:
-        x = torch.randn(x.shape, generator=generator_for(settings.seed, "noise"))
-    if settings.initialisation == "faint-noise":
-        x = faint(x)
+        x = _noise(x.shape, settings)
     start = _coreset(x, data.train.labels[index], data, settings, network, method, recorded)
     return replace(start, guarantee=data.guarantee)
 
@@ -180,10 +178,14 @@ def noise_coreset(
             f"it. Choose the initialisation {' or '.join(NOISES)}."
         )
     labels = torch.arange(len(data.classes)).repeat_interleave(settings.ipc)
-    x = torch.randn(len(labels), *data.shape, generator=generator_for(settings.seed, "noise"))
-    x = faint(x) if settings.initialisation == "faint-noise" else x
+    x = _noise((len(labels), *data.shape), settings)
     start = _coreset(x, labels, data, settings, network, method, recorded)
     return replace(start, guarantee=terms.guarantee)
+
+
+def _noise(shape: Sequence[int], settings: ConstructionSettings) -> Tensor:
+    x = torch.randn(*shape, generator=generator_for(settings.seed, "noise"))
+    return faint(x) if settings.initialisation == "faint-noise" else x
 
 
 def faint(x: Tensor) -> Tensor:

@@ -244,9 +244,14 @@ def _affine(images: Tensor, matrices: Tensor) -> Tensor:
 
 
 def _shifted_positions(side: int, part: float, uniform: Tensor, device: torch.device) -> Tensor:
-    reach = int(side * part + 0.5)
+    reach = pixels_of(side, part)
     shift = _draw_below(2 * reach + 1, uniform) - reach
     return torch.arange(side, device=device) + shift[:, None]
+
+
+def pixels_of(side: int, part: float) -> int:
+    """A part of a side, in whole pixels."""
+    return int(side * part + 0.5)
 
 
 def _draw_below(bound: int, uniform: Tensor) -> Tensor:
@@ -259,7 +264,7 @@ def _inside(positions: Tensor, side: int) -> Tensor:
 
 
 def _in_cutout(side: int, part: float, uniform: Tensor, device: torch.device) -> Tensor:
-    size = int(side * part + 0.5)
+    size = pixels_of(side, part)
     centre = _draw_below(side + (1 - size % 2), uniform)
     first = (centre - size // 2)[:, None]
     positions = torch.arange(side, device=device)

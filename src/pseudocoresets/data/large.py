@@ -36,6 +36,7 @@ from pseudocoresets.data.tables import (
     STANDARDISED,
     SYNTHETIC,
     PosteriorData,
+    class_name,
     import_parquet,
 )
 from pseudocoresets.models.glm import LinearRegression
@@ -97,7 +98,7 @@ def load_large_data(
     built = build_model(name, rows.some, prior_scale)
     if isinstance(built, LinearRegression):
         built = replace(built, noise_scale=max(1e-6, whole.residual_deviation()))
-    return PosteriorData(built, rows, held_out, Path(source).name, name, tuple(map(_text, prepared.classes)))
+    return PosteriorData(built, rows, held_out, Path(source).name, name, tuple(map(class_name, prepared.classes)))
 
 
 # --- files -----------------------------------------------------------------------------------------
@@ -436,10 +437,6 @@ class Preparation:
         drawn = [part.held_out if kind == "held_out" else part.some for part in parts]
         x, y = (np.concatenate(each) for each in zip(*drawn, strict=True))
         return self.points(x), self.targets(y)
-
-
-def _text(kind: Any) -> str:
-    return f"{kind:g}" if isinstance(kind, float) else str(kind)
 
 
 # --- the data of a posterior -----------------------------------------------------------------------

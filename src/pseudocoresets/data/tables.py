@@ -435,7 +435,7 @@ def _encode_classes(table: Table, model: str) -> tuple[NDArray[np.float64], tupl
     kinds, codes = np.unique(table.y, return_inverse=True)
     if len(kinds) == 1:
         raise InputError(
-            f"The target '{table.target}' has one class only ({_name(kinds[0])}); a model needs at least two."
+            f"The target '{table.target}' has one class only ({class_name(kinds[0])}); a model needs at least two."
         )
     if "logistic" in model and len(kinds) > 2:
         raise InputError(
@@ -444,10 +444,11 @@ def _encode_classes(table: Table, model: str) -> tuple[NDArray[np.float64], tupl
         )
     if len(kinds) > max(2, len(table.y) // 2):
         raise InputError(f"The target '{table.target}' has {len(kinds)} different values; use the model 'linear'.")
-    return codes.astype(np.float64), tuple(_name(kind) for kind in kinds)
+    return codes.astype(np.float64), tuple(class_name(kind) for kind in kinds)
 
 
-def _name(kind: Any) -> str:
+def class_name(kind: Any) -> str:
+    """A value of the target as text."""
     return f"{kind:g}" if isinstance(kind, float) else str(kind)
 
 

@@ -7,13 +7,17 @@ z is the noise multiplier, c the norm that each example's vector is clipped to b
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from pseudocoresets.dp.secure import Entropy
-from pseudocoresets.models.networks import Network
+
+if TYPE_CHECKING:
+    from pseudocoresets.models.networks import Network
 
 ROUNDING = 1e-6
 """A norm in single precision may be so much too small, relatively, for vectors as long as a network's parameters."""

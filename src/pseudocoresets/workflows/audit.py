@@ -8,11 +8,11 @@ from typing import Any
 
 from pseudocoresets._io.files import only_writer, read_json, require_writable_folder, write_json
 from pseudocoresets._io.schema import ListOf, Object, Text
-from pseudocoresets.coreset import Coreset, coreset_path, require_same_shape
-from pseudocoresets.data import FOLDER_PREFIX, find_entry, load_dataset
+from pseudocoresets.coreset import Coreset, coreset_path
+from pseudocoresets.data import load_dataset
 from pseudocoresets.privacy import AuditReport, audit
 from pseudocoresets.sources.experts import load_experts
-from pseudocoresets.workflows.evaluate import whole_coreset
+from pseudocoresets.workflows.evaluate import require_listed_shape, whole_coreset
 from pseudocoresets.workflows.place import Workplace
 
 AUDIT_FILE, PICTURE_FILE, SHADOWS = "audit.json", "neighbours.png", "shadows"
@@ -53,8 +53,7 @@ def audit_file(
     folder = audit_folder(coreset_file) if out is None else out
     coreset = Coreset.load(coreset_file)
     name = dataset or coreset.source
-    if not name.startswith(FOLDER_PREFIX):
-        require_same_shape(coreset, find_entry(name))  # before anything is fetched
+    require_listed_shape(coreset, name)
     require_writable_folder(folder)
     data = load_dataset(name, data_dir)
     coreset = whole_coreset(coreset, data, data_dir)

@@ -31,6 +31,12 @@ TASKS_OF_JUDGING = 2
 """Sampling and predicting."""
 
 
+def require_listed_shape(coreset: Coreset, dataset: str) -> None:
+    """Refuse a data set of another shape before anything is fetched; a folder's is known only when it is read."""
+    if not dataset.startswith(FOLDER_PREFIX):
+        require_same_shape(coreset, find_entry(dataset))
+
+
 def evaluate_file(
     coreset_file: str | Path,
     place: Workplace,
@@ -62,8 +68,7 @@ def evaluate_file(
         construction={"weights": coreset.configuration.get("settings", {}).get("weights", "full")},
         **settings,
     )
-    if not plan.dataset.startswith(FOLDER_PREFIX):
-        require_same_shape(coreset, find_entry(plan.dataset))  # before anything is fetched
+    require_listed_shape(coreset, plan.dataset)
     if corruption is not None:
         CORRUPTIONS[corruption.replace("-", "_")]
     for written in (out, predictions):

@@ -25,7 +25,14 @@ import triton.language as tl
 from torch import Tensor
 
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.data.augmentation import KINDS, AnyAugmentation, Augmentation, Strengths, Transformation
+from pseudocoresets.data.augmentation import (
+    KINDS,
+    AnyAugmentation,
+    Augmentation,
+    Strengths,
+    Transformation,
+    pixels_of,
+)
 
 MOST_PIXELS = 64 * 64
 """Of an image that one program holds."""
@@ -208,15 +215,11 @@ def _launch(
     _transform[(count,)](
         x, kinds, uniform, out, len(kinds), sources, int(len(kinds) > 1), channels, height, width, pixels,
         strengths.brightness, strengths.saturation, strengths.contrast,
-        _rounded(height, strengths.crop), _rounded(width, strengths.crop),
-        _rounded(height, strengths.cutout), _rounded(width, strengths.cutout),
+        pixels_of(height, strengths.crop), pixels_of(width, strengths.crop),
+        pixels_of(height, strengths.cutout), pixels_of(width, strengths.cutout),
         strengths.scale, math.radians(strengths.rotate), backward,
         num_warps=8 if pixels >= 2048 else 4,
     )  # fmt: skip
-
-
-def _rounded(side: int, part: float) -> int:
-    return int(side * part + 0.5)
 
 
 @dataclass(frozen=True)
