@@ -475,7 +475,7 @@ def main() -> None:
         if case.reference is not None:
             exact = fit_gaussian(case.model, case.rows)
             about["kl_reference_draws_to_exact"] = float(kl_divergence(case.reference, exact))
-        problems.setdefault(case.name, about | {"cells": {}})
+        judge(problems.setdefault(case.name, about | {"cells": {}}))
     waiting = [task for task in tasks(wanted, options) if not is_there(task, problems)]
     with processes(options.jobs) as mapper:
         measure = partial(cells_of, root=options.posteriordb, peer=options.peer, limit=options.limit)
