@@ -33,6 +33,7 @@ from pseudocoresets.methods import (
     build_method,
 )
 from pseudocoresets.methods.condensation.gradient_matching import match
+from pseudocoresets.methods.condensation.private_matching import PrivateMatching
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
 from pseudocoresets.sources.experts import train_experts
@@ -348,6 +349,7 @@ def test_experts_learn_the_same(digits: Dataset) -> None:
         ContrastiveDivergence(steps=4, max_start_epoch=None, expert_epochs=0, kernel="sghmc"),
         BPTT(steps=5, horizon=10, unrolls=2, batch_size=100, momentum=0.5, spread=True),
         DistributionMatching(batch_size=20),
+        PrivateMatching(noise_multiplier=0.0, networks=8, at_once=2),
     ],
     ids=str,
 )
