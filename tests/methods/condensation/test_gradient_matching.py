@@ -105,7 +105,7 @@ class Overwriting(nn.Sequential):
     ("build", "traceable"),
     [
         (
-            lambda: nn.Sequential(nn.Conv2d(1, 4, 3, 2, 0, 2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)),
+            lambda: nn.Sequential(nn.Conv2d(1, 4, (2, 3), (3, 2), (0, 1)), nn.Tanh(), nn.Flatten(), nn.Linear(48, 3)),
             True,
         ),
         (Recurrent, False),

@@ -92,9 +92,20 @@ def _products(applied: Applied, slope: Tensor) -> Tensor:
     layer, given, _ = applied
     if isinstance(layer, nn.Linear):
         return slope[:, :, None] * given[:, None, :]
+    return slope.flatten(2) @ _windows(layer, given).mT
+
+
+def _windows(layer: nn.Conv2d, given: Tensor) -> Tensor:
+    """What each place of a convolution's output sees, (images, inputs, places).
+
+    ``F.unfold`` is the same, with a launch for each image on a GPU.
+    """
     assert not isinstance(layer.padding, str)
-    windows = F.unfold(given, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-    return slope.flatten(2) @ windows.mT
+    (rows, columns), (high, wide) = layer.padding, layer.kernel_size
+    seen = F.pad(given, (columns, columns, rows, rows))
+    for dimension, size, stride in ((2, high, layer.stride[0]), (3, wide, layer.stride[1])):
+        seen = seen.unfold(dimension, size, stride)
+    return seen.permute(0, 1, 4, 5, 2, 3).flatten(1, 3).flatten(2)
 
 
 def _shares(weights: Tensor) -> Tensor:

@@ -322,8 +322,9 @@ def refuse_batch_statistics(module: nn.Module, name: str) -> None:
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
-    """Whether it is a sum over windows of all channels, with zeros around the image."""
-    return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    """Whether it is a sum over windows without gaps of all channels, with zeros around the image."""
+    usual = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return usual and set(layer.dilation) == {1}
 
 
 def _fixed_values(count: int) -> Tensor:
