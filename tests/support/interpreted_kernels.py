@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -19,7 +19,6 @@ from pseudocoresets.backends.fused import FusedBackend, head
 from pseudocoresets.backends.fused.augmentation import FusedAugmentation, fused_augmentation
 from pseudocoresets.backends.fused.chains import CapturedChains
 from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
-from pseudocoresets.backends.fused.function import CapturedFunction
 from pseudocoresets.backends.fused.layout import Layout, layout_of
 from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
 from pseudocoresets.core.energy import Energy, uniform_weights
@@ -44,6 +43,7 @@ from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
 
 CPU = torch.device("cpu")
+T = TypeVar("T")
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
@@ -152,11 +152,6 @@ class InterpretedChains(CapturedChains):
         return Replay(self._all_steps)
 
 
-class InterpretedFunction(CapturedFunction):
-    def _capture(self) -> Any:
-        return Replay(self._work)
-
-
 def check_chains(shared: bool, soft: bool, momentum: float) -> dict[str, float]:
     """Two steps of three chains without noise, on the same images or each on its own, against autograd."""
     chains, images, steps, step_size, decay = 3, 2, 2, 0.1, 0.01
@@ -206,8 +201,8 @@ class InterpretedBackend(FusedBackend):
     ) -> CapturedTrajectory:
         return InterpretedTrajectory(layout, network.spec.shape, chains, images, steps, soft, CPU, torch.float32)
 
-    def _new_function(self, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]) -> CapturedFunction:
-        return InterpretedFunction(function, tensors)
+    def repeated(self, work: Callable[[Randomness], T]) -> Callable[[Randomness], T]:
+        return work
 
     def _trajectory_block_length(self, steps: int, images: int) -> int:
         return self._steps

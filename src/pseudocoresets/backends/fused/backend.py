@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -18,7 +18,6 @@ from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_grad
 from pseudocoresets.backends.fused.descent import CapturedDescent
 from pseudocoresets.backends.fused.energies import ImageEnergies
 from pseudocoresets.backends.fused.features import ImageFeatures
-from pseudocoresets.backends.fused.function import CapturedFunction
 from pseudocoresets.backends.fused.iteration import CapturedIteration
 from pseudocoresets.backends.fused.layout import Layout, layout_of
 from pseudocoresets.backends.fused.rates import is_fused, rates_at
@@ -50,6 +49,8 @@ class FusedBackend(PlainBackend):
     What is captured is kept by its shape, with the memory it needs, for as long as the backend is.
     """
 
+    captures = True
+
     def __init__(self, device: str | torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
         self._device = torch.empty(0, device=device).device
         self._dtype = dtype
@@ -57,7 +58,6 @@ class FusedBackend(PlainBackend):
         self._known: dict[str, Layout] = {}
         self._chains: dict[tuple[object, ...], CapturedChains | None] = {}
         self._trajectories: dict[tuple[object, ...], CapturedTrajectory | None] = {}
-        self._functions: dict[tuple[object, ...], CapturedFunction | None] = {}
         self._workspaces: dict[tuple[object, ...], EnergyGradient] = {}
 
     def energies(self, energy: Energy, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
@@ -98,25 +98,11 @@ class FusedBackend(PlainBackend):
         layout = self._layout(network, theta.device)
         return super().layer_features(network, theta, x) if layout is None else self._features(layout, theta, x, True)
 
-    def value_and_gradients(
-        self, key: Hashable, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """In the tensors' own precision: only the launches are saved."""
-        shapes = ((name, each.shape, each.dtype, each.requires_grad) for name, each in tensors.items())
-        full = (key, *shapes)
-        if full not in self._functions:
-            self._functions[full] = _captured(lambda: self._new_function(function, tensors))
-        captured = self._functions[full]
-        return super().value_and_gradients(key, function, tensors) if captured is None else captured(tensors)
-
     def augmentation(self, given: AnyAugmentation | None, shape: Sequence[int]) -> AnyAugmentation | None:
         return fused_augmentation(given, shape)
 
     def repeated(self, work: Callable[[Randomness], T]) -> Callable[[Randomness], T]:
         return CapturedIteration(work)
-
-    def _new_function(self, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]) -> CapturedFunction:
-        return CapturedFunction(function, tensors)
 
     def _features(self, layout: Layout, theta: Tensor, x: Tensor, of_layers: bool) -> list[Tensor]:
         """In a workspace of their own, which their gradient needs again."""
