@@ -9,11 +9,11 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from pseudocoresets.core.energy import Energy, Model
+from pseudocoresets.core.energy import Energy, Model, Target
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
-from pseudocoresets.data.augmentation import AnyAugmentation
+from pseudocoresets.data.augmentation import AnyAugmentation, Transformation
 from pseudocoresets.gradients.descent import Trajectories
 from pseudocoresets.kernels import AnyKernel, Schedule
 from pseudocoresets.models.networks import Network
@@ -117,7 +117,7 @@ class Backend(Trajectories, Protocol):
     def value_and_gradients(
         self, key: Hashable, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """``function(**tensors)``, a scalar, and its gradients in those tensors that ask for one, without a graph.
+        """``function(**tensors)``, and the gradients of its sum in those tensors that ask for one, without a graph.
 
         The function depends on nothing but the tensors and what ``key`` stands for, so that its work may be captured
         once and repeated for other tensors of the same shapes.
@@ -159,6 +159,10 @@ class Backend(Trajectories, Protocol):
             shared: Whether all chains see the same images (a coreset), or each its own (experts).
             images_per_block: The most images to augment at once.
         """
+        ...
+
+    def target(self, energy: Energy, points: Points, augment: Transformation | None = None) -> Target:
+        """The posterior of weighted points for a kernel that is run elsewhere; see ``Energy.target``."""
         ...
 
     def run_chain(

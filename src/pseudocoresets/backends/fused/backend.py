@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
@@ -13,6 +12,8 @@ from torch import Tensor
 
 from pseudocoresets.backends.backend import IMAGES_PER_BLOCK, ChainPlan, ChainRunner, MeanEnergies
 from pseudocoresets.backends.fused.augmentation import fused_augmentation
+from pseudocoresets.backends.fused.autograd import AutogradLayout, autograd_layout
+from pseudocoresets.backends.fused.capture import captured
 from pseudocoresets.backends.fused.chains import CapturedChains
 from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
 from pseudocoresets.backends.fused.descent import CapturedDescent
@@ -24,10 +25,11 @@ from pseudocoresets.backends.fused.layout import Layout, layout_of
 from pseudocoresets.backends.fused.rates import is_fused, rates_at
 from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
 from pseudocoresets.backends.plain import PlainBackend
-from pseudocoresets.core.energy import Energy, Model
+from pseudocoresets.backends.target import RepeatedTarget
+from pseudocoresets.core.energy import Energy, Model, Target
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.data.augmentation import AnyAugmentation
+from pseudocoresets.data.augmentation import AnyAugmentation, Transformation
 from pseudocoresets.gradients.descent import Descent, Trajectory
 from pseudocoresets.gradients.learned import LEARNED_STEP_SIZE, learned_tensors
 from pseudocoresets.models.classifier import Classifier
@@ -40,12 +42,13 @@ TRAJECTORY_IMAGES_PER_BLOCK = 20_000
 PREDICTED_AT_ONCE = 1000
 SMALLEST_PROBABILITY = 1e-30
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class FusedBackend(PlainBackend):
-    """Triton kernels and CUDA graphs for ConvNets on one device; the plain way for everything else.
+    """Triton kernels and CUDA graphs for ConvNets on one device, graphs of autograd's steps for other networks.
+
+    Everything else goes the plain way.
 
     What is captured is kept by its shape, with the memory it needs, for as long as the backend is.
     """
@@ -55,6 +58,7 @@ class FusedBackend(PlainBackend):
         self._dtype = dtype
         self._layouts: WeakKeyDictionary[Network, Layout | None] = WeakKeyDictionary()
         self._known: dict[str, Layout] = {}
+        self._others: dict[str, AutogradLayout] = {}
         self._chains: dict[tuple[object, ...], CapturedChains | None] = {}
         self._trajectories: dict[tuple[object, ...], CapturedTrajectory | None] = {}
         self._functions: dict[tuple[object, ...], CapturedFunction | None] = {}
@@ -62,7 +66,7 @@ class FusedBackend(PlainBackend):
 
     def energies(self, energy: Energy, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
         layout = self._layout_of_model(energy.model, thetas.device)
-        if layout is None or points.y.requires_grad or points.weights.requires_grad:
+        if layout is None:
             return super().energies(energy, thetas, x, points)
         factors = points.weights / energy.data_size
         workspace = self._workspace(layout, len(x))
@@ -105,18 +109,15 @@ class FusedBackend(PlainBackend):
         shapes = ((name, each.shape, each.dtype, each.requires_grad) for name, each in tensors.items())
         full = (key, *shapes)
         if full not in self._functions:
-            self._functions[full] = _captured(lambda: self._new_function(function, tensors))
-        captured = self._functions[full]
-        return super().value_and_gradients(key, function, tensors) if captured is None else captured(tensors)
+            self._functions[full] = captured(lambda: CapturedFunction(function, tensors))
+        known = self._functions[full]
+        return super().value_and_gradients(key, function, tensors) if known is None else known(tensors)
 
     def augmentation(self, given: AnyAugmentation | None, shape: Sequence[int]) -> AnyAugmentation | None:
         return fused_augmentation(given, shape)
 
     def repeated(self, work: Callable[[Randomness], T]) -> Callable[[Randomness], T]:
         return CapturedIteration(work)
-
-    def _new_function(self, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]) -> CapturedFunction:
-        return CapturedFunction(function, tensors)
 
     def _features(self, layout: Layout, theta: Tensor, x: Tensor, of_layers: bool) -> list[Tensor]:
         """In a workspace of their own, which their gradient needs again."""
@@ -174,6 +175,13 @@ class FusedBackend(PlainBackend):
                 kept.append(runner.position())
         return kept[0][None] if len(kept) == 1 else torch.stack(kept)
 
+    def target(self, energy: Energy, points: Points, augment: Transformation | None = None) -> Target:
+        model = energy.model
+        if type(model) is not Classifier or not self._is_here(points.x.device):
+            return super().target(energy, points, augment)
+        key = ("potential", model.network.fingerprint, model.prior_scale, energy.data_size)
+        return RepeatedTarget(energy, points.detached(), self, key, augment)
+
     def trajectory(self, descent: Descent, chains: int, states: int, randomness: Randomness) -> Trajectory:
         points, model = descent.points, descent.energy.model
         fusable = descent.alike and not set(learned_tensors(points)) - {"x", "y", LEARNED_STEP_SIZE}
@@ -192,21 +200,26 @@ class FusedBackend(PlainBackend):
     def _captured_chains(
         self, network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool, shared: bool
     ) -> CapturedChains | None:
-        layout = self._layout(network, device)
+        layout = self._layout(network, device) or self._autograd_layout(network, device)
         if layout is None:
             return None
         key = (layout, network.spec.shape, chains, images, steps, soft, shared)
         if key not in self._chains:
-            self._chains[key] = _captured(
-                lambda: self._new_chains(layout, network, chains, images, steps, soft, shared)
-            )
+            self._chains[key] = captured(lambda: self._new_chains(layout, network, chains, images, steps, soft, shared))
         return self._chains[key]
 
     def _new_chains(
-        self, layout: Layout, network: Network, chains: int, images: int, steps: int, soft: bool, shared: bool
+        self,
+        layout: Layout | AutogradLayout,
+        network: Network,
+        chains: int,
+        images: int,
+        steps: int,
+        soft: bool,
+        shared: bool,
     ) -> CapturedChains:
-        shape = network.spec.shape
-        return CapturedChains(layout, shape, chains, images, steps, soft, shared, self._device, self._dtype)
+        dtype = self._dtype if isinstance(layout, Layout) else torch.float32
+        return CapturedChains(layout, network.spec.shape, chains, images, steps, soft, shared, self._device, dtype)
 
     def _captured_trajectory(
         self, network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool
@@ -216,7 +229,7 @@ class FusedBackend(PlainBackend):
             return None
         key = (layout, network.spec.shape, chains, images, steps, soft)
         if key not in self._trajectories:
-            self._trajectories[key] = _captured(
+            self._trajectories[key] = captured(
                 lambda: self._new_trajectory(layout, network, chains, images, steps, soft)
             )
         return self._trajectories[key]
@@ -232,7 +245,7 @@ class FusedBackend(PlainBackend):
 
     def _layout(self, network: Network, device: torch.device) -> Layout | None:
         """The network's layout, found once for each object and shared by those that compute the same."""
-        if device.type != self._device.type or device.index not in (None, self._device.index):
+        if not self._is_here(device):
             return None
         if network not in self._layouts:
             found = layout_of(network)
@@ -240,6 +253,17 @@ class FusedBackend(PlainBackend):
                 found = self._known.setdefault(found.signature, found.to(self._device))
             self._layouts[network] = found
         return self._layouts[network]
+
+    def _autograd_layout(self, network: Network, device: torch.device) -> AutogradLayout | None:
+        """For a network without fused kernels; the same object for those that compute the same."""
+        if not self._is_here(device):
+            return None
+        if network.fingerprint not in self._others:
+            self._others[network.fingerprint] = autograd_layout(network).to(self._device)
+        return self._others[network.fingerprint]
+
+    def _is_here(self, device: torch.device) -> bool:
+        return device.type == self._device.type and device.index in (None, self._device.index)
 
     def _workspace(self, layout: Layout, images: int, chains: int = 1) -> EnergyGradient:
         """Kept for the next batch of as many images."""
@@ -261,14 +285,3 @@ def block_length(
     """Steps to capture as one block: the largest divisor of ``steps`` whose images can be augmented at once."""
     most = max(1, min(steps, most_steps, most_images // images))
     return next(length for length in range(most, 0, -1) if steps % length == 0)
-
-
-def _captured(build: Callable[[], T]) -> T | None:
-    """What ``build`` captures; None, with one line of warning, where Triton or CUDA object, other than for memory."""
-    try:
-        return build()
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # the plain path computes the same
-        logger.warning("The fast path could not be captured (%s); the plain path is used.", str(error).split("\n")[0])
-        return None

@@ -1,4 +1,4 @@
-"""A function of tensors and its gradients, captured as one CUDA graph."""
+"""A function of tensors and its gradients, captured as one CUDA graph; on a CPU, simply computed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WARM_UPS = 2
 
 
 class CapturedFunction:
-    """A scalar function of named tensors, with its gradients in those that ask for one, for tensors of these shapes."""
+    """A function of named tensors, and the gradients of its sum in those that ask for one, for these shapes."""
 
     def __init__(self, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]) -> None:
         self._function = function
@@ -30,17 +30,22 @@ class CapturedFunction:
         with torch.no_grad():
             for name, tensor in self._inputs.items():
                 tensor.copy_(tensors[name])
-        replay(self._graph, self._work)
+        if self._graph is None:
+            self._work()
+        else:
+            replay(self._graph, self._work)
         copies = (gradient.clone() for gradient in self._gradients)
         return self._value.clone(), dict(zip(self._wanted, copies, strict=True))
 
     def _work(self) -> None:
         with torch.enable_grad():
             value = self._function(**self._inputs)
-        self._gradients = torch.autograd.grad(value, list(self._wanted.values())) if self._wanted else ()
+        self._gradients = torch.autograd.grad(value.sum(), list(self._wanted.values())) if self._wanted else ()
         self._value = value.detach()
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
+    def _capture(self) -> torch.cuda.CUDAGraph | None:
+        if not any(tensor.is_cuda for tensor in self._inputs.values()):
+            return None
         with cudnn_benchmark():
             warm_up = torch.cuda.Stream()
             warm_up.wait_stream(torch.cuda.current_stream())

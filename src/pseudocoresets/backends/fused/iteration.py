@@ -10,6 +10,7 @@ from typing import Generic, NamedTuple, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
+from pseudocoresets.backends.fused.capture import captured
 from pseudocoresets.backends.fused.chains import cudnn_benchmark
 from pseudocoresets.core.seeds import Randomness
 
@@ -63,7 +64,7 @@ class NoDecisions(random.Random):
 class CapturedIteration(Generic[T]):
     """``work`` of always the same kernels and tensors, but for what it draws; it gives the same tensors each time.
 
-    Work that decides something on the host after all is not captured, but done again and again.
+    Work that decides something on the host after all, or that cannot be captured, is done again and again.
     """
 
     def __init__(self, work: Callable[[Randomness], T]) -> None:
@@ -79,7 +80,8 @@ class CapturedIteration(Generic[T]):
         if self._runs <= WARM_UPS:
             return self._warm_up(randomness)
         if self._graph is None and self._capturable:
-            self._graph = self._capture(randomness.device)
+            self._graph = captured(lambda: self._capture(randomness.device))
+            self._capturable = self._graph is not None
         if self._graph is None:
             return self._work(randomness)
         for slot in self._slots:
@@ -95,13 +97,15 @@ class CapturedIteration(Generic[T]):
             return self._work(randomness)
 
     def _capture(self, generator: torch.Generator) -> torch.cuda.CUDAGraph | None:
-        graph = torch.cuda.CUDAGraph()
+        graph, state = torch.cuda.CUDAGraph(), generator.clone_state()
         graph.register_generator_state(generator)
         torch.cuda.synchronize()
         try:
             with cudnn_benchmark(), torch.cuda.graph(graph):
                 self._result = self._work(CapturedRandomness(NoDecisions(), generator, iter(self._slots)))
         except HostDecision:
-            self._capturable = False
             return None
+        except Exception:
+            generator.graphsafe_set_state(state)  # its own is left waiting for the rest of the capture
+            raise
         return graph

@@ -1,0 +1,70 @@
+"""A posterior whose gradient a backend has captured, for kernels that run step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.core.energy import Energy
+from pseudocoresets.core.points import Points
+from pseudocoresets.data.augmentation import Transformation
+
+
+@contextmanager
+def whole_products() -> Iterator[None]:
+    """Within the block, cuDNN does not round the factors of a convolution to TF32."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
+
+
+class ValuesAndGradients(Protocol):
+    """The part of a backend that this needs."""
+
+    def value_and_gradients(
+        self, key: Hashable, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+
+
+@dataclass(frozen=True)
+class RepeatedTarget:
+    """U and grad U of weighted points as one function of tensors, which is repeated as it was captured.
+
+    Products are not rounded to TF32: a kernel that accepts or rejects compares U / T, and T is 1 / n. ``key`` stands
+    for the energy.
+    """
+
+    energy: Energy
+    points: Points
+    backend: ValuesAndGradients
+    key: Hashable
+    augment: Transformation | None = None
+
+    @property
+    def temperature(self) -> float:
+        return self.energy.temperature / self.energy.data_size
+
+    def potential(self, theta: Tensor) -> Tensor:
+        return self.energy.potential(theta, self._seen(), self.points.y, self.points.weights)
+
+    def potential_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        tensors = {
+            "theta": theta.detach().requires_grad_(),
+            "x": self._seen(),
+            "y": self.points.y,
+            "weights": self.points.weights,
+        }
+        with whole_products():
+            value, gradients = self.backend.value_and_gradients(self.key, self.energy.potential, tensors)
+        return value, gradients["theta"]
+
+    def _seen(self) -> Tensor:
+        return self.points.x if self.augment is None else self.augment(self.points.x)
