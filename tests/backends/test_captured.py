@@ -42,7 +42,7 @@ def test_kernels_that_accept_or_reject_walk_the_same_way(kernel: AnyKernel) -> N
         )
         torch.testing.assert_close(found, wanted)
         assert not torch.equal(found[0], start)
-    assert len(backend._functions) == 1
+    assert len(backend._potentials) == 1
 
 
 def test_a_repeated_target_is_the_posterior_of_its_points() -> None:

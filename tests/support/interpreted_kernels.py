@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -44,6 +44,7 @@ from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
 
 CPU = torch.device("cpu")
+T = TypeVar("T")
 
 
 def relative(found: Tensor, wanted: Tensor) -> float:
@@ -226,6 +227,9 @@ class InterpretedBackend(FusedBackend):
         self, layout: Layout, network: Network, chains: int, images: int, steps: int, soft: bool
     ) -> CapturedTrajectory:
         return InterpretedTrajectory(layout, network.spec.shape, chains, images, steps, soft, CPU, torch.float32)
+
+    def repeated(self, work: Callable[[Randomness], T]) -> Callable[[Randomness], T]:
+        return work
 
     def _trajectory_block_length(self, steps: int, images: int) -> int:
         return self._steps

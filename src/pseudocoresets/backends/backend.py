@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -90,6 +90,9 @@ class ChainRunner(Protocol):
 class Backend(Trajectories, Protocol):
     """The plain one defines what each job computes; another may compute it faster, in another precision."""
 
+    captures: bool
+    """Whether ``repeated`` captures work, so that it pays to keep what it gives."""
+
     def energies(self, energy: Energy, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
         """E(x, theta_j) / n for each parameter set, with the labels and weights of ``points``; differentiable in x."""
         ...
@@ -112,16 +115,6 @@ class Backend(Trajectories, Protocol):
 
     def layer_features(self, network: Network, theta: Tensor, x: Tensor) -> list[Tensor]:
         """What each activation function gives (batch, size), and last the embeddings; differentiable in the images."""
-        ...
-
-    def value_and_gradients(
-        self, key: Hashable, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """``function(**tensors)``, and the gradients of its sum in those tensors that ask for one, without a graph.
-
-        The function depends on nothing but the tensors and what ``key`` stands for, so that its work may be captured
-        once and repeated for other tensors of the same shapes.
-        """
         ...
 
     def augmentation(self, given: AnyAugmentation | None, shape: Sequence[int]) -> AnyAugmentation | None:

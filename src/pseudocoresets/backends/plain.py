@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -28,6 +28,8 @@ DATA_AT_ONCE = 256
 
 class PlainBackend:
     """The definition of every job; see ``Backend``."""
+
+    captures = False
 
     def energies(self, energy: Energy, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
         return energy.per_datum(thetas, x, points.y, points.weights)
@@ -57,16 +59,6 @@ class PlainBackend:
 
     def layer_features(self, network: Network, theta: Tensor, x: Tensor) -> list[Tensor]:
         return network.layer_features(theta.detach(), x)
-
-    def value_and_gradients(
-        self, key: Hashable, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        leaves = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in tensors.items()}
-        wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-        with torch.enable_grad():
-            value = function(**leaves)
-        found = torch.autograd.grad(value.sum(), list(wanted.values())) if wanted else ()
-        return value.detach(), dict(zip(wanted, found, strict=True))
 
     def augmentation(self, given: AnyAugmentation | None, shape: Sequence[int]) -> AnyAugmentation | None:
         return given

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -19,13 +19,13 @@ from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_grad
 from pseudocoresets.backends.fused.descent import CapturedDescent
 from pseudocoresets.backends.fused.energies import ImageEnergies
 from pseudocoresets.backends.fused.features import ImageFeatures
-from pseudocoresets.backends.fused.function import CapturedFunction
+from pseudocoresets.backends.fused.function import CapturedFunction, value_and_gradients
 from pseudocoresets.backends.fused.iteration import CapturedIteration
 from pseudocoresets.backends.fused.layout import Layout, layout_of
 from pseudocoresets.backends.fused.rates import is_fused, rates_at
+from pseudocoresets.backends.fused.target import RepeatedTarget
 from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
 from pseudocoresets.backends.plain import PlainBackend
-from pseudocoresets.backends.target import RepeatedTarget
 from pseudocoresets.core.energy import Energy, Model, Target
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
@@ -53,6 +53,8 @@ class FusedBackend(PlainBackend):
     What is captured is kept by its shape, with the memory it needs, for as long as the backend is.
     """
 
+    captures = True
+
     def __init__(self, device: str | torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
         self._device = torch.empty(0, device=device).device
         self._dtype = dtype
@@ -61,7 +63,7 @@ class FusedBackend(PlainBackend):
         self._others: dict[str, AutogradLayout] = {}
         self._chains: dict[tuple[object, ...], CapturedChains | None] = {}
         self._trajectories: dict[tuple[object, ...], CapturedTrajectory | None] = {}
-        self._functions: dict[tuple[object, ...], CapturedFunction | None] = {}
+        self._potentials: dict[tuple[object, ...], CapturedFunction | None] = {}
         self._workspaces: dict[tuple[object, ...], EnergyGradient] = {}
 
     def energies(self, energy: Energy, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
@@ -101,17 +103,6 @@ class FusedBackend(PlainBackend):
     def layer_features(self, network: Network, theta: Tensor, x: Tensor) -> list[Tensor]:
         layout = self._layout(network, theta.device)
         return super().layer_features(network, theta, x) if layout is None else self._features(layout, theta, x, True)
-
-    def value_and_gradients(
-        self, key: Hashable, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """In the tensors' own precision: only the launches are saved."""
-        shapes = ((name, each.shape, each.dtype, each.requires_grad) for name, each in tensors.items())
-        full = (key, *shapes)
-        if full not in self._functions:
-            self._functions[full] = captured(lambda: CapturedFunction(function, tensors))
-        known = self._functions[full]
-        return super().value_and_gradients(key, function, tensors) if known is None else known(tensors)
 
     def augmentation(self, given: AnyAugmentation | None, shape: Sequence[int]) -> AnyAugmentation | None:
         return fused_augmentation(given, shape)
@@ -179,8 +170,17 @@ class FusedBackend(PlainBackend):
         model = energy.model
         if type(model) is not Classifier or not self._is_here(points.x.device):
             return super().target(energy, points, augment)
-        key = ("potential", model.network.fingerprint, model.prior_scale, energy.data_size)
-        return RepeatedTarget(energy, points.detached(), self, key, augment)
+        return RepeatedTarget(energy, points.detached(), self._potential, augment)
+
+    def _potential(self, energy: Energy, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """U of a Classifier, in the tensors' own precision: only the launches are saved."""
+        assert isinstance(energy.model, Classifier)
+        shapes = ((name, each.shape, each.dtype) for name, each in tensors.items())
+        key = (energy.model.network.fingerprint, energy.model.prior_scale, energy.data_size, *shapes)
+        if key not in self._potentials:
+            self._potentials[key] = captured(lambda: CapturedFunction(energy.potential, tensors))
+        known = self._potentials[key]
+        return value_and_gradients(energy.potential, tensors) if known is None else known(tensors)
 
     def trajectory(self, descent: Descent, chains: int, states: int, randomness: Randomness) -> Trajectory:
         points, model = descent.points, descent.energy.model

@@ -12,17 +12,27 @@ from pseudocoresets.backends.fused.chains import cudnn_benchmark, replay
 WARM_UPS = 2
 
 
+def value_and_gradients(
+    function: Callable[..., Tensor], tensors: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """``function(**tensors)``, and the gradients of its sum in those tensors that ask for one, without a graph."""
+    wanted = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+    with torch.enable_grad():
+        value = function(**tensors)
+    found = torch.autograd.grad(value.sum(), list(wanted.values()))
+    return value.detach(), dict(zip(wanted, found, strict=True))
+
+
 class CapturedFunction:
-    """A function of named tensors, and the gradients of its sum in those that ask for one, for these shapes."""
+    """The same for tensors of these shapes; the function depends on nothing else that changes."""
 
     def __init__(self, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]) -> None:
         self._function = function
         self._inputs = {
             name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in tensors.items()
         }
-        self._wanted = {name: tensor for name, tensor in self._inputs.items() if tensor.requires_grad}
         self._value = torch.zeros(())
-        self._gradients: tuple[Tensor, ...] = ()
+        self._gradients: dict[str, Tensor] = {}
         self._graph = self._capture()
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -34,14 +44,10 @@ class CapturedFunction:
             self._work()
         else:
             replay(self._graph, self._work)
-        copies = (gradient.clone() for gradient in self._gradients)
-        return self._value.clone(), dict(zip(self._wanted, copies, strict=True))
+        return self._value.clone(), {name: gradient.clone() for name, gradient in self._gradients.items()}
 
     def _work(self) -> None:
-        with torch.enable_grad():
-            value = self._function(**self._inputs)
-        self._gradients = torch.autograd.grad(value.sum(), list(self._wanted.values())) if self._wanted else ()
-        self._value = value.detach()
+        self._value, self._gradients = value_and_gradients(self._function, self._inputs)
 
     def _capture(self) -> torch.cuda.CUDAGraph | None:
         if not any(tensor.is_cuda for tensor in self._inputs.values()):

@@ -11,8 +11,8 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from functools import cached_property, partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,14 @@ class NetworkSpec:
             "classes": self.classes,
             "options": dict(self.options),
         }
+
+
+class Applied(NamedTuple):
+    """A layer, what it got and what it gave."""
+
+    layer: nn.Conv2d | nn.Linear
+    given: Tensor
+    output: Tensor
 
 
 @runtime_checkable
@@ -217,6 +225,33 @@ class Network:
             raise InputError(f"The network '{self.spec.name}' has no linear layer whose inputs could be embeddings.")
         return [each.flatten(1) for each in (*outputs, *inputs)]
 
+    def traced(self, theta: Tensor, images: Tensor) -> tuple[Tensor, dict[str, Applied] | None]:
+        """Class scores (batch, classes), and every layer whose weight is a matrix or more, by its name.
+
+        None where they are not all linear maps or plain convolutions that were applied once, to one tensor.
+        """
+        found: dict[str, Applied] = {}
+        calls: list[int] = []
+
+        def keep(name: str, layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+            assert isinstance(layer, nn.Conv2d | nn.Linear)
+            found[name] = Applied(layer, given[0], output)
+            calls.append(output._version)
+
+        hooks = [
+            layer.register_forward_hook(partial(keep, f"{name}.weight"))
+            for name, layer in self._module_on(images.device).named_modules()
+            if type(layer) is nn.Linear or (type(layer) is nn.Conv2d and _is_plain(layer))
+        ]
+        try:
+            scores = self._forward(self.unflatten(theta), images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        unchanged = calls == [each.output._version for each in found.values()]
+        wanted = [name for name, shape in self._layout if len(shape) > 1]
+        return scores, {name: found[name] for name in wanted} if unchanged and set(found) == set(wanted) else None
+
     def module(self, theta: Tensor) -> nn.Module:
         """An ordinary module with these parameters, in evaluation mode, for use outside this library."""
         module = copy.deepcopy(self.prototype)
@@ -293,6 +328,12 @@ def refuse_batch_statistics(module: nn.Module, name: str) -> None:
                 "likelihood of one image depends on the others and has no posterior to sample; use instance, "
                 "group or layer normalisation instead."
             )
+
+
+def _is_plain(layer: nn.Conv2d) -> bool:
+    """Whether it is a sum over windows without gaps of all channels, with zeros around the image."""
+    usual = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return usual and set(layer.dilation) == {1}
 
 
 def _fixed_values(count: int) -> Tensor:

@@ -1,11 +1,11 @@
-"""A posterior whose gradient a backend has captured, for kernels that run step by step."""
+"""A posterior whose potential and gradient are captured, for kernels that run step by step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,38 +14,20 @@ from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.points import Points
 from pseudocoresets.data.augmentation import Transformation
 
-
-@contextmanager
-def whole_products() -> Iterator[None]:
-    """Within the block, cuDNN does not round the factors of a convolution to TF32."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
-
-
-class ValuesAndGradients(Protocol):
-    """The part of a backend that this needs."""
-
-    def value_and_gradients(
-        self, key: Hashable, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+Evaluate: TypeAlias = Callable[[Energy, Mapping[str, Tensor]], tuple[Tensor, dict[str, Tensor]]]
+"""U at named tensors, and its gradients in those that ask for one."""
 
 
 @dataclass(frozen=True)
 class RepeatedTarget:
-    """U and grad U of weighted points as one function of tensors, which is repeated as it was captured.
+    """U and grad U of weighted points by one function of tensors, which is repeated as it was captured.
 
-    Products are not rounded to TF32: a kernel that accepts or rejects compares U / T, and T is 1 / n. ``key`` stands
-    for the energy.
+    Products are not rounded to TF32: a kernel that accepts or rejects compares U / T, and T is 1 / n.
     """
 
     energy: Energy
     points: Points
-    backend: ValuesAndGradients
-    key: Hashable
+    evaluate: Evaluate
     augment: Transformation | None = None
 
     @property
@@ -63,8 +45,19 @@ class RepeatedTarget:
             "weights": self.points.weights,
         }
         with whole_products():
-            value, gradients = self.backend.value_and_gradients(self.key, self.energy.potential, tensors)
+            value, gradients = self.evaluate(self.energy, tensors)
         return value, gradients["theta"]
 
     def _seen(self) -> Tensor:
         return self.points.x if self.augment is None else self.augment(self.points.x)
+
+
+@contextmanager
+def whole_products() -> Iterator[None]:
+    """Within the block, cuDNN does not round the factors of a convolution to TF32."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
