@@ -38,6 +38,7 @@ from pseudocoresets.methods import (
     build_method,
 )
 from pseudocoresets.methods.condensation.classes import class_gradients
+from pseudocoresets.methods.condensation.private_matching import PrivateMatching
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
 from pseudocoresets.sources.experts import train_experts
@@ -368,6 +369,7 @@ def test_experts_learn_the_same(digits: Dataset) -> None:
         ContrastiveDivergence(steps=4, max_start_epoch=None, expert_epochs=0, kernel="sghmc"),
         BPTT(steps=5, horizon=10, unrolls=2, batch_size=100, momentum=0.5, spread=True),
         DistributionMatching(batch_size=20),
+        PrivateMatching(noise_multiplier=0.0, networks=8, at_once=2),
         GradientMatching(matches=3, epochs=4, batch_size=20),
         SiameseGradientMatching(matches=20, epochs=2, batch_size=20),
         FeatureAlignment(settled=0.0, moved=0.0, batch_size=20, watched_images=20),
