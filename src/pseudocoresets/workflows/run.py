@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pseudocoresets._io.documents import json_text
 from pseudocoresets._io.files import (
     make_folder,
     only_writer,
@@ -108,7 +106,7 @@ def run_plan(
 def _require_no_other_run(folder: Path, plan: Plan) -> None:
     if (folder / "metrics.json").is_file() and (folder / "config.json").is_file():
         found = read_json(folder / "config.json", ANY_OBJECT)
-        require_same_request(folder, found, json.loads(json_text(plan.as_json())))
+        require_same_request(folder, found, plan.as_json(), plan.defaults())
 
 
 def accuracy_along(
