@@ -103,7 +103,7 @@ def construct_file(
         )
         if plan.method not in SELECTIONS:
             write_log(_beside(out, ".log.jsonl"), made.history)
-        made.coreset.save(out)
+        made.coreset.save(out, large_whitening=False)
         made.discard_checkpoint()
     return made
 

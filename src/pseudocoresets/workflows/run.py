@@ -90,7 +90,7 @@ def run_plan(
                 experts = experts_for(plan, data, experts_dir or folder / "experts", place)
         with _timed(timings, "construct", job):
             made = construct_plan(plan, data, experts, WorkFiles.within(folder), place, watch=_kept_in(folder))
-            made.coreset.save(folder / "coreset.safetensors")
+            made.coreset.save(folder / "coreset.safetensors", large_whitening=False)
         with _timed(timings, "posterior", job):
             report = judge(plan, made.coreset, data, experts, place)
         with _timed(timings, "control", job):
@@ -179,8 +179,8 @@ def _write_run(
 ) -> None:
     control = control_coreset(plan.construction, data, made.coreset.network, 0)
     write_json(folder / "config.json", plan.as_json() | {"device": str(device), "libraries": library_versions()})
-    made.initial.save(folder / "initial.safetensors")
-    control.save(folder / "control.safetensors")
+    made.initial.save(folder / "initial.safetensors", large_whitening=False)
+    control.save(folder / "control.safetensors", large_whitening=False)
     write_log(folder / "log.jsonl", made.history)
     made.coreset.show(folder / "coreset.png")
     sides = {"most": metrics["most_certain"], "least": metrics["least_certain"]}
