@@ -37,10 +37,13 @@ class ClassBatch(NamedTuple):
 
 
 class RealData:
-    """Images as they are, on the labels' device if it has room; what is asked for is mapped to the model's inputs."""
+    """Images on the labels' device if it has room; what is asked for is mapped to the model's inputs.
+
+    A GPU that has room for the inputs of all images gets them once, so that no batch is transformed again.
+    """
 
     def __init__(self, images: Tensor, labels: Tensor, transform: Callable[[Tensor], Tensor]) -> None:
-        self._images = DeviceImages(images, transform, labels.device)
+        self._images = DeviceImages(images, transform, labels.device, ready=labels.device.type == "cuda")
         self._labels = labels
         self._first: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
 

@@ -129,8 +129,8 @@ def _parts(cell: ReproductionCell, order: Order) -> dict[str, float]:
     if cell.role == "coreset" and not made:
         found[cell.made.slug] = _constructing(cell, plan, order)
     needs_experts = plan.protocol == "expert" or (cell.role == "coreset" and not made and plan.needs_experts())
-    if needs_experts and not (order.expert_folder(plan) / "store.json").is_file():
-        found[str(order.expert_folder(plan))] = _training(plan)
+    if needs_experts and not (order.expert_folder(cell) / "store.json").is_file():
+        found[str(order.expert_folder(cell))] = _training(plan)
     return found
 
 
@@ -211,7 +211,6 @@ def _first_of_each_store(cells: Sequence[ReproductionCell], order: Order) -> Ite
     """A cell for each folder of experts that cells that are not done need."""
     found: dict[Path, ReproductionCell] = {}
     for cell in cells:
-        plan = order.scale.plan(cell)
-        if not is_done(cell, order) and plan.needs_experts():
-            found.setdefault(order.expert_folder(plan), cell)
+        if not is_done(cell, order) and order.scale.plan(cell).needs_experts():
+            found.setdefault(order.expert_folder(cell), cell)
     return found.values()
