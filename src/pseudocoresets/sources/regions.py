@@ -18,7 +18,13 @@ from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.points import FullData, Points
 from pseudocoresets.core.seeds import generator_for
 from pseudocoresets.models.expectation import SmoothModel
-from pseudocoresets.sources.gaussian_fit import expected_log_joint, find_mode, fit_gaussian, nearly_a_point
+from pseudocoresets.sources.gaussian_fit import (
+    expected_log_joint,
+    find_mode,
+    fit_gaussian,
+    nearly_a_point,
+    prior_gaussian,
+)
 
 MOST_SEARCHES = 4
 SEARCH_STEPS, SEARCH_TOLERANCE = 50, 1e-4
@@ -73,13 +79,8 @@ def _searches(model: SmoothModel, data: FullData | Points) -> int:
 
 
 def _prior_draws(model: SmoothModel, count: int, seed: int) -> Tensor:
-    origin = nearly_a_point(torch.zeros(model.size, dtype=torch.float64))
-    with torch.no_grad():
-        prior = model.expected_log_prior(origin)
-    try:
-        wide = Gaussian.from_precision(origin.mean, -prior.hessian)
-    except DivergenceError:
-        wide = Gaussian(origin.mean, torch.eye(model.size, dtype=torch.float64))
+    standard = Gaussian(torch.zeros(model.size, dtype=torch.float64), torch.eye(model.size, dtype=torch.float64))
+    wide = prior_gaussian(model) or standard
     return wide.sample(count, generator_for(seed, "searches for modes"))
 
 
