@@ -1,25 +1,27 @@
 """The gradient of a ConvNet's energy by hand: about twenty kernels per step instead of seventy.
 
 For a ConvNet of 3x3 convolutions, instance norm, ReLU and 2x2 average pooling, in bfloat16 with float32 parameters.
-Inner convolutions are cuDNN's; everything else is fused (``blocks``, ``head``). Parameters are kept in the order in
-which the kernels read them: each convolution's weight as (out, 3, 3, in) instead of (out, in, 3, 3).
+Inner convolutions are cuDNN's; everything else is fused (``first_block``, ``blocks``, ``head``). Parameters are kept in
+the order in which the kernels read them: each convolution's weight as (out, 3, 3, in) instead of (out, in, 3, 3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends.fused import blocks, head
+from pseudocoresets.backends.fused import blocks, first_block, head
 from pseudocoresets.backends.fused.layout import Block, Layout
 
 
 class EnergyGradient:
     """Workspace for the gradient of sum_i s_i cross-entropy_i for ``images`` images, on one stream.
 
-    What the layout's chains give is times their ``signs``, which are 1 at first.
+    What the layout's chains give is times their ``signs``, which are 1 at first. Gradients of weights, which nothing
+    waits for on the way down, have a stream of their own.
     """
 
     def __init__(
@@ -32,35 +34,22 @@ class EnergyGradient:
         self.layout = layout
         self.dtype = dtype
         self.signs = torch.ones(layout.chains, device=device)
-        self._convolved, self._pooled = [], []
-        last = len(layout.blocks) - 1
-        for number, block in enumerate(layout.blocks):
-            self._convolved.append(_channels_last(images, block.channels, block.side, device, dtype))
-            pooled = _channels_last(images, block.channels, block.side // 2, device, dtype)
-            self._pooled.append(pooled.contiguous() if number == last else pooled)
+        inner = layout.blocks[1:]
+        self._convolved = [_channels_last(images, block.channels, block.side, device, dtype) for block in inner]
+        self._dconvolved = [torch.empty_like(z) for z in self._convolved]
+        self._pooled = [
+            _channels_last(images, block.channels, block.side // 2, device, dtype) for block in layout.blocks
+        ]
+        self._pooled[-1] = self._pooled[-1].contiguous()
+        self._statistics = [torch.empty(2, images, block.channels, device=device) for block in layout.blocks]
         rows = images * layout.chains
         self._dlogits, self._dlabels = (
             torch.empty(rows, head.padded_classes(layout.classes), device=device) for _ in range(2)
         )
         self._dfeatures = torch.empty(rows, layout.features, device=device, dtype=dtype)
-        self._dconvolved = [torch.empty_like(z) for z in self._convolved]
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def accumulate(
-        self, theta: Tensor, compact: Tensor, x: Tensor, y: Tensor, factors: Tensor, gradient: Tensor, energies: Tensor
-    ) -> None:
-        """Add the gradient in the parameters to ``gradient``, which is zero before.
-
-        ``theta`` float32 and ``compact`` bfloat16 are the same parameters in the kernels' order; ``x`` is bfloat16,
-        channels last; ``energies`` (m,), or (m * chains,), gets s_i cross-entropy_i.
-        """
-        features = self._classify(theta, compact, x, y, factors, energies)
-        layout = self.layout
-        head.classifier_gradient(
-            features, self._dlogits, gradient[layout.classifier_weight], gradient[layout.classifier_bias], layout.chains
-        )
-        self._backward(theta, compact, x, gradient, of_weights=True)
-
-    def accumulate_both(
         self,
         theta: Tensor,
         compact: Tensor,
@@ -69,11 +58,22 @@ class EnergyGradient:
         factors: Tensor,
         gradient: Tensor,
         energies: Tensor,
-        dx: Tensor,
+        dx: Tensor | None = None,
     ) -> None:
-        """``accumulate``, and write the gradient in the images, summed over chains, into ``dx``."""
-        self.accumulate(theta, compact, x, y, factors, gradient, energies)
-        self._image_gradient(compact, dx)
+        """Add the gradient in the parameters to ``gradient``, which is zero before.
+
+        ``theta`` float32 and ``compact`` bfloat16 are the same parameters in the kernels' order; ``x`` is bfloat16,
+        channels last; ``energies`` (m,), or (m * chains,), gets s_i cross-entropy_i, and ``dx``, if given, the gradient
+        in the images, summed over chains.
+        """
+        features = self._classify(theta, compact, x, y, factors, energies)
+        layout = self.layout
+        dweight, dbias = gradient[layout.classifier_weight], gradient[layout.classifier_bias]
+        with self._aside():
+            head.classifier_gradient(features, self._dlogits, dweight, dbias, layout.chains)
+        self._backward(theta, compact, x, gradient, of_weights=True, dx=dx)
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
 
     def label_gradient(self) -> Tensor:
         """The gradient in soft labels (m, classes) at the parameters used last, summed over chains."""
@@ -85,14 +85,13 @@ class EnergyGradient:
     ) -> Tensor:
         """The gradient of sum_i s_i cross-entropy_i in the images (m, channels, height, width)."""
         self._classify(theta, compact, x, y, factors, energies)
-        self._backward(theta, compact, x, torch.zeros_like(theta), of_weights=False)
         dx = torch.empty(x.shape, device=x.device)
-        self._image_gradient(compact, dx)
+        self._backward(theta, compact, x, torch.zeros_like(theta), of_weights=False, dx=dx)
         return dx
 
     def features(self, theta: Tensor, compact: Tensor, x: Tensor, of_layers: bool) -> list[Tensor]:
         """The embeddings (m, features), after what each activation gives if ``of_layers``; a view of the workspace."""
-        activations = [torch.empty_like(z) for z in self._convolved] if of_layers else []
+        activations = [self._like_convolved(x, block) for block in self.layout.blocks] if of_layers else []
         self._forward(theta, compact, x, activations)
         return [*activations, self._pooled[-1].view(len(x), self.layout.features)]
 
@@ -100,9 +99,8 @@ class EnergyGradient:
         """The gradient in the images, given those of what ``features`` gave last."""
         *dactivations, dfeatures = gradients
         self._dfeatures.copy_(dfeatures)
-        self._backward(theta, compact, x, torch.zeros_like(theta), of_weights=False, dactivations=dactivations)
         dx = torch.empty(x.shape, device=x.device)
-        self._image_gradient(compact, dx)
+        self._backward(theta, compact, x, torch.zeros_like(theta), of_weights=False, dx=dx, dactivations=dactivations)
         return dx
 
     def logits(self, theta: Tensor, compact: Tensor, x: Tensor) -> Tensor:
@@ -139,24 +137,16 @@ class EnergyGradient:
     def _forward(self, theta: Tensor, compact: Tensor, x: Tensor, activations: Sequence[Tensor] = ()) -> None:
         """Up through the blocks, writing ``activations``, of all blocks or none, on the way."""
         for number, block in enumerate(self.layout.blocks):
-            z = self._convolved[number]
-            if number == 0:
-                blocks.first_convolution(x, compact[block.weight], z, block.padding)
-            else:
-                z = torch.ops.aten.convolution(
-                    self._pooled[number - 1],
-                    _kernel(compact, block),
-                    None,
-                    [1, 1],
-                    [1, 1],
-                    [1, 1],
-                    False,
-                    [0, 0],
-                    self.layout.chains,
-                )
-                self._convolved[number] = z
+            gamma, beta, pooled = theta[block.gamma], theta[block.beta], self._pooled[number]
+            statistics = self._statistics[number]
             activation = activations[number] if activations else None
-            blocks.norm_relu_pool(z, theta[block.gamma], theta[block.beta], self._pooled[number], activation)
+            if number == 0:
+                weight = compact[block.weight]
+                first_block.first_block(x, weight, gamma, beta, pooled, statistics, block.padding, activation)
+                continue
+            z = _convolution(self._pooled[number - 1], _kernel(compact, block), self.layout.chains)
+            self._convolved[number - 1] = z
+            blocks.norm_relu_pool(z, gamma, beta, pooled, statistics, activation)
 
     def _backward(
         self,
@@ -165,32 +155,47 @@ class EnergyGradient:
         x: Tensor,
         gradient: Tensor,
         of_weights: bool,
+        dx: Tensor | None,
         dactivations: Sequence[Tensor] = (),
     ) -> None:
         """Down through the blocks, adding to ``gradient``; ``dactivations`` are those of all blocks or none."""
         incoming = self._dfeatures.view(self._pooled[-1].shape)
         for number in reversed(range(len(self.layout.blocks))):
-            block, dz = self.layout.blocks[number], self._dconvolved[number]
+            block, statistics = self.layout.blocks[number], self._statistics[number]
             gamma, beta = theta[block.gamma], theta[block.beta]
             dgamma, dbeta = gradient[block.gamma], gradient[block.beta]
             seen = dactivations[number] if dactivations else None
-            blocks.norm_relu_pool_backward(self._convolved[number], gamma, beta, incoming, dz, dgamma, dbeta, seen)
             if number == 0:
-                break
-            below, weight = self._pooled[number - 1], _kernel(compact, block)
-            chains = self.layout.chains
-            incoming, dweight = _convolution_backward(dz, below, weight, block.padding, chains, of_weights)
+                dpatches = None if dx is None else first_block.patch_gradient(x, incoming)
+                dweight = gradient[block.weight] if of_weights else None
+                first_block.first_block_backward(
+                    x, compact[block.weight], gamma, beta, statistics, incoming, dweight, dgamma, dbeta, dpatches,
+                    block.padding, seen,
+                )  # fmt: skip
+                if dx is not None and dpatches is not None:
+                    first_block.fold_patches(dpatches, dx, block.padding)
+                return
+            z, dz = self._convolved[number - 1], self._dconvolved[number - 1]
+            blocks.norm_relu_pool_backward(z, gamma, beta, statistics, incoming, dz, dgamma, dbeta, seen)
+            below, weight, chains = self._pooled[number - 1], _kernel(compact, block), self.layout.chains
             if of_weights:
-                gradient[block.weight].view(block.channels, 3, 3, block.inputs).copy_(dweight.permute(0, 2, 3, 1))
-        if of_weights:
-            first = self.layout.blocks[0]
-            blocks.first_convolution_weight_gradient(x, self._dconvolved[0], gradient[first.weight], first.padding)
+                with self._aside():
+                    dweight = _convolution_backward(dz, below, weight, chains, of_weight=True)
+                    gradient[block.weight].view(block.channels, 3, 3, block.inputs).copy_(dweight.permute(0, 2, 3, 1))
+            incoming = _convolution_backward(dz, below, weight, chains, of_weight=False)
 
-    def _image_gradient(self, compact: Tensor, dx: Tensor) -> None:
-        """Through the first convolution, after ``_backward``, into ``dx`` (m, channels, height, width)."""
-        first = self.layout.blocks[0]
-        weight = compact[first.weight].view(first.channels, 9 * first.inputs)
-        blocks.first_convolution_input_gradient(weight, self._dconvolved[0], dx, first.padding)
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Work that needs all before it, but that the rest of the way down does not wait for."""
+        if self._side is None:
+            yield
+            return
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            yield
+
+    def _like_convolved(self, x: Tensor, block: Block) -> Tensor:
+        return _channels_last(len(x), block.channels, block.side, x.device, self.dtype)
 
 
 def parameter_gradient(workspace: EnergyGradient, thetas: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,16 +210,18 @@ def parameter_gradient(workspace: EnergyGradient, thetas: Tensor, x: Tensor, y: 
     return energies.view(len(x), layout.chains).sum(0), gradient[layout.inverse].view_as(thetas)
 
 
-def _convolution_backward(
-    dz: Tensor, below: Tensor, weight: Tensor, padding: int, groups: int, of_weights: bool
-) -> tuple[Tensor, Tensor]:
-    """cuDNN's gradients of a 3x3 convolution in its input and, if wanted, its weight."""
+def _convolution(below: Tensor, weight: Tensor, groups: int) -> Tensor:
     ones, zeros = [1, 1], [0, 0]
-    wanted = [True, of_weights, False]
+    return torch.ops.aten.convolution(below, weight, None, ones, ones, ones, False, zeros, groups)
+
+
+def _convolution_backward(dz: Tensor, below: Tensor, weight: Tensor, groups: int, of_weight: bool) -> Tensor:
+    """cuDNN's gradient of a 3x3 convolution in its weight or in its input."""
+    ones, zeros, wanted = [1, 1], [0, 0], [not of_weight, of_weight, False]
     dinput, dweight, _ = torch.ops.aten.convolution_backward(
-        dz, below, weight, None, ones, [padding, padding], ones, False, zeros, groups, wanted
+        dz, below, weight, None, ones, ones, ones, False, zeros, groups, wanted
     )
-    return dinput, dweight
+    return dweight if of_weight else dinput
 
 
 def _kernel(compact: Tensor, block: Block) -> Tensor:

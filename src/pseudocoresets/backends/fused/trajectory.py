@@ -131,7 +131,7 @@ class CapturedTrajectory:
         set_probes(
             theta, self._pull, self._spacings, self._places, self._probes, self._compact_probes, self._probe_gradients
         )
-        self._difference.accumulate_both(
+        self._difference.accumulate(
             self._probes,
             self._compact_probes,
             self._images(step),
