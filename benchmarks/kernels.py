@@ -1,7 +1,7 @@
 """What a step costs on a GPU, and which tiles its kernels should have.
 
     python benchmarks/kernels.py steps --out steps.json
-    python benchmarks/kernels.py tiles --out tiles.json
+    python benchmarks/kernels.py tiles --block first --out tiles.json
 
 ``steps`` measures captured steps of chains and of unrolled trajectories, for CIFAR-10's shapes and the ConvNet D3W128;
 ``tiles`` each kernel of the blocks under every tile it could have. Microseconds, the median of several replays of a
@@ -43,22 +43,23 @@ IMAGES = (10, 100, 500)
 CHANNELS = (128, 1024)
 
 
-def microseconds(work: Callable[[], object]) -> float:
-    """The median over replays of what ``work`` takes on the device."""
+def microseconds(work: Callable[[], object], times: int = 1) -> float:
+    """The median over replays of what ``work``, so many times in a row, takes on the device."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        work()
-    times = []
+        for _ in range(times):
+            work()
+    found = []
     for _ in range(REPEATS):
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         events[0].record()
         graph.replay()
         events[1].record()
         torch.cuda.synchronize()
-        times.append(1e3 * events[0].elapsed_time(events[1]))
-    return statistics.median(times)
+        found.append(1e3 * events[0].elapsed_time(events[1]))
+    return statistics.median(found) / times
 
 
 def step_times() -> Iterator[dict[str, Any]]:
@@ -113,37 +114,43 @@ def norm_work(images: int, channels: int, pooled_side: int, block: int, warps: i
 def first_work(
     images: int, channels: int, of_images: bool, rows: int, block: int, warps: int
 ) -> dict[str, Callable[[], object]]:
-    """Forward and backward kernels of the first block with a given tile."""
-    x = torch.randn(images, *SHAPE, device=CUDA).bfloat16().contiguous(memory_format=torch.channels_last)
+    """Kernels of the first block with a given tile: both ways, or only what the gradient in the images adds."""
+    layout = layout_of(build_network(f"convnet:depth=3,width={channels}", SHAPE, 10))
+    assert isinstance(layout, Layout)
+    x = torch.randn(images, *SHAPE, device=CUDA)
+    patches = first_block.patches_of(x, layout, torch.bfloat16)
     pooled = torch.randn(images, channels, 16, 16, device=CUDA).bfloat16().to(memory_format=torch.channels_last)
     weight = torch.randn(channels * 27, device=CUDA).bfloat16()
-    dweight, dx = torch.zeros(channels * 27, device=CUDA), torch.zeros(images, *SHAPE, device=CUDA)
+    dweight, dx = torch.zeros(channels * 27, device=CUDA), torch.zeros_like(x)
     gamma, beta, dgamma, dbeta = (torch.ones(channels, device=CUDA) for _ in range(4))
     kept = torch.ones(2, images, channels, device=CUDA)
     tile = first_block.Tile(rows, block, warps)
 
     def forward() -> None:
         with mock.patch.object(first_block, "_tile", lambda *_: tile):
-            first_block.first_block(x, weight, gamma, beta, pooled, kept, 1)
+            first_block.first_block(patches, weight, gamma, beta, pooled, kept, 3)
 
     def backward() -> None:
-        with mock.patch.object(first_block, "_tile", lambda *_: tile):
-            dpatches = first_block.patch_gradient(x, pooled) if of_images else None
+        place = "_gradient_tile" if of_images else "_tile"
+        with mock.patch.object(first_block, place, lambda *_: tile):
             first_block.first_block_backward(
-                x, weight, gamma, beta, kept, pooled, dweight, dgamma, dbeta, dpatches, padding=1
+                patches, weight, gamma, beta, kept, pooled, dweight, dgamma, dbeta, dx if of_images else None, 1, 3
             )
-            if dpatches is not None:
-                first_block.fold_patches(dpatches, dx, 1)
 
-    return {"first": forward, "first backward, images too" if of_images else "first backward": backward}
+    if of_images:
+        return {"first backward, images too": backward}
+    return {"first": forward, "first backward": backward, "unfold": lambda: first_block.unfold(x, patches, layout)}
 
 
 def all_tiles() -> Iterator[tuple[str, tuple[Any, ...]]]:
-    for channels, pooled_side, block, warps in itertools.product(CHANNELS, (8, 4), (8, 16, 32, 64), (1, 2, 4, 8)):
+    for channels, pooled_side, block, warps in itertools.product(CHANNELS, (8, 4), (16, 32, 64), (1, 2, 4, 8)):
         yield "norm", (channels, pooled_side, block, warps)
-    for channels, rows, block, warps in itertools.product(CHANNELS, (32, 64, 128), (16, 32, 64, 128), (4, 8)):
+    tiles = itertools.product((32, 64, 128), (16, 32, 64, 128), (4, 8))
+    for channels, (rows, block, warps) in itertools.product(CHANNELS, tiles):
         if rows * block <= 8192:
-            yield "first", (channels, channels > 128, rows, block, warps)
+            yield "first", (channels, False, rows, block, warps)
+            if block >= 32:
+                yield "first", (channels, True, rows, block, warps)
 
 
 def tile_times(kind: str, tile: tuple[Any, ...], sizes: tuple[int, ...]) -> list[dict[str, Any]]:
@@ -152,7 +159,7 @@ def tile_times(kind: str, tile: tuple[Any, ...], sizes: tuple[int, ...]) -> list
     for images in sizes:
         makes = norm_work if kind == "norm" else first_work
         for name, work in makes(images, *tile).items():
-            rows.append({"kernel": name, "images": images, "tile": tile, "us": round(microseconds(work), 1)})
+            rows.append({"kernel": name, "images": images, "tile": tile, "us": round(microseconds(work, 10), 1)})
     return rows
 
 
@@ -169,6 +176,7 @@ def main() -> None:
     parser.add_argument("what", choices=("steps", "tiles"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--processes", type=int, default=14, help="that compile kernels before they are measured")
+    parser.add_argument("--block", choices=("first", "norm"), help="the only kernels to measure tiles of")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     if options.what == "steps":
@@ -176,17 +184,15 @@ def main() -> None:
             print(row, flush=True)
             rows.append(row)
     else:
-        jobs = list(all_tiles())
+        jobs = [job for job in all_tiles() if options.block in (None, job[0])]
         with ProcessPoolExecutor(options.processes, mp_context=torch.multiprocessing.get_context("spawn")) as pool:
             failed = {job for job, why in zip(jobs, pool.map(compiled, jobs), strict=True) if why and not print(why)}
         for job in jobs:
             if job not in failed:
                 rows += tile_times(*job, sizes=IMAGES)
-        for kernel, images, channels in sorted({(r["kernel"], r["images"], r["tile"][0]) for r in rows}):
-            alike = [r for r in rows if (r["kernel"], r["images"], r["tile"][0]) == (kernel, images, channels)]
-            for side in sorted({r["tile"][1] for r in alike}):
-                best = sorted((r for r in alike if r["tile"][1] == side), key=lambda r: r["us"])[:5]
-                print(kernel, images, channels, side, [(r["tile"][2:], r["us"]) for r in best], flush=True)
+        for case in sorted({(r["kernel"], r["images"], *r["tile"][:2]) for r in rows}):
+            alike = (r for r in rows if (r["kernel"], r["images"], *r["tile"][:2]) == case)
+            print(*case, [(r["tile"][2:], r["us"]) for r in sorted(alike, key=lambda r: r["us"])[:4]], flush=True)
     options.out.write_text(json.dumps({**provenance(), "microseconds": rows}, indent=1) + "\n")
 
 

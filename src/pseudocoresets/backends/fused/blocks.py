@@ -25,7 +25,7 @@ EPSILON = 1e-5
 
 
 @triton.jit
-def window_pixel(q, sub: tl.constexpr, pooled_side: tl.constexpr):
+def window_pixel(q, sub, pooled_side: tl.constexpr):
     """Position of sub-pixel ``sub`` (0..3) of pooled pixel ``q`` in the unpooled image."""
     row = (q // pooled_side) * 2 + sub // 2
     column = (q % pooled_side) * 2 + sub % 2
@@ -212,10 +212,10 @@ def norm_relu_pool_backward(
 def _channel_block(images: int, channels: int, pooled_side: int) -> int:
     """Channels a program holds: enough programs to fill the chip, few enough values to stay in registers."""
     values = images * channels
-    most = 8 if values < 8192 or pooled_side >= 32 else 32 if values >= 32768 and pooled_side == 16 else 16
-    return min(most, channels & -channels)
+    most = 8 if values < 8192 else 16 if values < 32768 else 32 if values < 131072 else 64
+    return min(most, max(8, 4096 // (pooled_side * pooled_side)), channels & -channels)
 
 
 def _warps(pooled_side: int, block: int) -> int:
     values = 4 * pooled_side * pooled_side * block
-    return 8 if values >= 16384 else 4 if values >= 2048 else 1
+    return 8 if values >= 32768 else 4 if values >= 4096 else 2 if values >= 1024 else 1

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pseudocoresets.backends.fused.augmentation import fused_augmentation
 from pseudocoresets.backends.fused.convnet import EnergyGradient
+from pseudocoresets.backends.fused.first_block import empty_patches, unfold
 from pseudocoresets.backends.fused.head import update
 from pseudocoresets.backends.fused.layout import Layout
 from pseudocoresets.core.seeds import Randomness
@@ -49,8 +50,7 @@ class CapturedChains:
             aligned_rows(rows, layout.size, device, torch.float32) for _ in range(3)
         )
         self._compact = aligned_rows(rows, layout.size, device, dtype)
-        channels, height, width = image_shape
-        self._x = torch.zeros(rows, steps, images, height, width, channels, device=device, dtype=dtype)
+        self._patches = empty_patches(layout, rows, steps, images, device=device, dtype=dtype)
         label_shape = (rows, steps, images, layout.classes) if soft_labels else (rows, steps, images)
         self._y = torch.zeros(label_shape, device=device, dtype=torch.float32 if soft_labels else torch.int64)
         self._factors = torch.zeros(rows, steps, images, device=device)
@@ -95,14 +95,14 @@ class CapturedChains:
         augmentation = fused_augmentation(augmentation, x.shape)
         if augmentation is not None:
             x = augmentation.draw_steps(self.steps, x.shape[0] * x.shape[2], randomness)(x)
-        self._x.copy_(x.movedim(3, -1))
+        unfold(x, self._patches, self._layout)
 
     def _steps_of(self, row: int, steps: int) -> None:
         for step in range(steps):
             self._workspaces[row].accumulate(
                 self._theta[row],
                 self._compact[row],
-                self._x[row, step].movedim(-1, 1),
+                self._patches.at(row, step),
                 self._y[row, step],
                 self._factors[row, step],
                 self._gradient[row],

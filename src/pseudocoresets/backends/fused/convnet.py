@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.backends.fused import blocks, first_block, head
+from pseudocoresets.backends.fused.first_block import Patches
 from pseudocoresets.backends.fused.layout import Block, Layout
 
 
@@ -53,7 +54,7 @@ class EnergyGradient:
         self,
         theta: Tensor,
         compact: Tensor,
-        x: Tensor,
+        patches: Patches,
         y: Tensor,
         factors: Tensor,
         gradient: Tensor,
@@ -62,16 +63,16 @@ class EnergyGradient:
     ) -> None:
         """Add the gradient in the parameters to ``gradient``, which is zero before.
 
-        ``theta`` float32 and ``compact`` bfloat16 are the same parameters in the kernels' order; ``x`` is bfloat16,
-        channels last; ``energies`` (m,), or (m * chains,), gets s_i cross-entropy_i, and ``dx``, if given, the gradient
-        in the images, summed over chains.
+        ``theta`` float32 and ``compact`` bfloat16 are the same parameters in the kernels' order; ``energies``
+        (m,), or (m * chains,), gets s_i cross-entropy_i, and ``dx``, if given, the gradient in the images, summed over
+        chains.
         """
-        features = self._classify(theta, compact, x, y, factors, energies)
+        features = self._classify(theta, compact, patches, y, factors, energies)
         layout = self.layout
         dweight, dbias = gradient[layout.classifier_weight], gradient[layout.classifier_bias]
         with self._aside():
             head.classifier_gradient(features, self._dlogits, dweight, dbias, layout.chains)
-        self._backward(theta, compact, x, gradient, of_weights=True, dx=dx)
+        self._backward(theta, compact, patches, gradient, of_weights=True, dx=dx)
         if self._side is not None:
             torch.cuda.current_stream().wait_stream(self._side)
 
@@ -81,41 +82,43 @@ class EnergyGradient:
         return self._dlabels.view(-1, layout.chains, self._dlabels.shape[1]).sum(1)[:, : layout.classes]
 
     def input_gradient(
-        self, theta: Tensor, compact: Tensor, x: Tensor, y: Tensor, factors: Tensor, energies: Tensor
+        self, theta: Tensor, compact: Tensor, patches: Patches, y: Tensor, factors: Tensor, energies: Tensor
     ) -> Tensor:
         """The gradient of sum_i s_i cross-entropy_i in the images (m, channels, height, width)."""
-        self._classify(theta, compact, x, y, factors, energies)
-        dx = torch.empty(x.shape, device=x.device)
-        self._backward(theta, compact, x, torch.zeros_like(theta), of_weights=False, dx=dx)
+        self._classify(theta, compact, patches, y, factors, energies)
+        dx = self._like_images(patches)
+        self._backward(theta, compact, patches, torch.zeros_like(theta), of_weights=False, dx=dx)
         return dx
 
-    def features(self, theta: Tensor, compact: Tensor, x: Tensor, of_layers: bool) -> list[Tensor]:
+    def features(self, theta: Tensor, compact: Tensor, patches: Patches, of_layers: bool) -> list[Tensor]:
         """The embeddings (m, features), after what each activation gives if ``of_layers``; a view of the workspace."""
-        activations = [self._like_convolved(x, block) for block in self.layout.blocks] if of_layers else []
-        self._forward(theta, compact, x, activations)
-        return [*activations, self._pooled[-1].view(len(x), self.layout.features)]
+        activations = [self._like_convolved(patches, block) for block in self.layout.blocks] if of_layers else []
+        self._forward(theta, compact, patches, activations)
+        return [*activations, self._pooled[-1].view(len(patches.gram), self.layout.features)]
 
-    def feature_gradient(self, theta: Tensor, compact: Tensor, x: Tensor, gradients: Sequence[Tensor]) -> Tensor:
+    def feature_gradient(self, theta: Tensor, compact: Tensor, patches: Patches, gradients: Sequence[Tensor]) -> Tensor:
         """The gradient in the images, given those of what ``features`` gave last."""
         *dactivations, dfeatures = gradients
         self._dfeatures.copy_(dfeatures)
-        dx = torch.empty(x.shape, device=x.device)
-        self._backward(theta, compact, x, torch.zeros_like(theta), of_weights=False, dx=dx, dactivations=dactivations)
+        dx = self._like_images(patches)
+        self._backward(
+            theta, compact, patches, torch.zeros_like(theta), of_weights=False, dx=dx, dactivations=dactivations
+        )
         return dx
 
-    def logits(self, theta: Tensor, compact: Tensor, x: Tensor) -> Tensor:
+    def logits(self, theta: Tensor, compact: Tensor, patches: Patches) -> Tensor:
         """Class scores (m, classes), float32."""
-        self._forward(theta, compact, x)
+        self._forward(theta, compact, patches)
         layout = self.layout
         weight = compact[layout.classifier_weight].view(layout.classes, layout.features)
-        scores = self._pooled[-1].view(len(x), layout.features) @ weight.T
+        scores = self._pooled[-1].view(len(patches.gram), layout.features) @ weight.T
         return scores.float() + theta[layout.classifier_bias]
 
     def _classify(
-        self, theta: Tensor, compact: Tensor, x: Tensor, y: Tensor, factors: Tensor, energies: Tensor
+        self, theta: Tensor, compact: Tensor, patches: Patches, y: Tensor, factors: Tensor, energies: Tensor
     ) -> Tensor:
         """Forward, the energies, and the gradients at the classifier; returns the features (m * chains, size)."""
-        self._forward(theta, compact, x)
+        self._forward(theta, compact, patches)
         layout = self.layout
         weight = compact[layout.classifier_weight].view(layout.chains * layout.classes, layout.features)
         features = self._pooled[-1].view(-1, layout.features)
@@ -134,7 +137,7 @@ class EnergyGradient:
         )
         return features
 
-    def _forward(self, theta: Tensor, compact: Tensor, x: Tensor, activations: Sequence[Tensor] = ()) -> None:
+    def _forward(self, theta: Tensor, compact: Tensor, patches: Patches, activations: Sequence[Tensor] = ()) -> None:
         """Up through the blocks, writing ``activations``, of all blocks or none, on the way."""
         for number, block in enumerate(self.layout.blocks):
             gamma, beta, pooled = theta[block.gamma], theta[block.beta], self._pooled[number]
@@ -142,7 +145,7 @@ class EnergyGradient:
             activation = activations[number] if activations else None
             if number == 0:
                 weight = compact[block.weight]
-                first_block.first_block(x, weight, gamma, beta, pooled, statistics, block.padding, activation)
+                first_block.first_block(patches, weight, gamma, beta, pooled, statistics, block.inputs, activation)
                 continue
             z = _convolution(self._pooled[number - 1], _kernel(compact, block), self.layout.chains)
             self._convolved[number - 1] = z
@@ -152,7 +155,7 @@ class EnergyGradient:
         self,
         theta: Tensor,
         compact: Tensor,
-        x: Tensor,
+        patches: Patches,
         gradient: Tensor,
         of_weights: bool,
         dx: Tensor | None,
@@ -166,14 +169,11 @@ class EnergyGradient:
             dgamma, dbeta = gradient[block.gamma], gradient[block.beta]
             seen = dactivations[number] if dactivations else None
             if number == 0:
-                dpatches = None if dx is None else first_block.patch_gradient(x, incoming)
                 dweight = gradient[block.weight] if of_weights else None
                 first_block.first_block_backward(
-                    x, compact[block.weight], gamma, beta, statistics, incoming, dweight, dgamma, dbeta, dpatches,
-                    block.padding, seen,
+                    patches, compact[block.weight], gamma, beta, statistics, incoming, dweight, dgamma, dbeta, dx,
+                    block.padding, block.inputs, seen,
                 )  # fmt: skip
-                if dx is not None and dpatches is not None:
-                    first_block.fold_patches(dpatches, dx, block.padding)
                 return
             z, dz = self._convolved[number - 1], self._dconvolved[number - 1]
             blocks.norm_relu_pool_backward(z, gamma, beta, statistics, incoming, dz, dgamma, dbeta, seen)
@@ -194,8 +194,14 @@ class EnergyGradient:
         with torch.cuda.stream(self._side):
             yield
 
-    def _like_convolved(self, x: Tensor, block: Block) -> Tensor:
-        return _channels_last(len(x), block.channels, block.side, x.device, self.dtype)
+    def _like_convolved(self, patches: Patches, block: Block) -> Tensor:
+        gram = patches.gram
+        return _channels_last(len(gram), block.channels, block.side, gram.device, self.dtype)
+
+    def _like_images(self, patches: Patches) -> Tensor:
+        first, gram = self.layout.blocks[0], patches.gram
+        side = first.side - 2 * first.padding + 2
+        return gram.new_empty(len(gram), first.inputs, side, side)
 
 
 def parameter_gradient(workspace: EnergyGradient, thetas: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,8 +211,8 @@ def parameter_gradient(workspace: EnergyGradient, thetas: Tensor, x: Tensor, y: 
     gradient = torch.zeros_like(ordered)
     energies = torch.empty(len(x) * layout.chains, device=x.device)
     factors = torch.full((len(x),), 1 / len(x), device=x.device)
-    images = x.to(workspace.dtype, memory_format=torch.channels_last)
-    workspace.accumulate(ordered, ordered.to(workspace.dtype), images, y, factors, gradient, energies)
+    patches = first_block.patches_of(x, layout, workspace.dtype)
+    workspace.accumulate(ordered, ordered.to(workspace.dtype), patches, y, factors, gradient, energies)
     return energies.view(len(x), layout.chains).sum(0), gradient[layout.inverse].view_as(thetas)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.backends.fused.convnet import EnergyGradient
+from pseudocoresets.backends.fused.first_block import patches_of
 from pseudocoresets.backends.fused.layout import Layout
 
 
@@ -18,12 +19,12 @@ class ImageEnergies(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, thetas: Tensor, y: Tensor, factors: Tensor, layout: Layout, workspace: EnergyGradient
     ) -> Tensor:
-        compact_x = x.detach().to(workspace.dtype, memory_format=torch.channels_last)
+        patches = patches_of(x.detach(), layout, workspace.dtype)
         energies = torch.empty(len(thetas), len(x), device=x.device)
         gradients = []
         for theta, row in zip(thetas, energies, strict=True):
             ordered = theta[layout.order]
-            gradient = workspace.input_gradient(ordered, ordered.to(workspace.dtype), compact_x, y, factors, row)
+            gradient = workspace.input_gradient(ordered, ordered.to(workspace.dtype), patches, y, factors, row)
             gradients.append(gradient)
         ctx.save_for_backward(torch.stack(gradients))
         return energies.sum(1)
