@@ -48,7 +48,10 @@ class EnergyGradient:
             torch.empty(rows, head.padded_classes(layout.classes), device=device) for _ in range(2)
         )
         self._dfeatures = torch.empty(rows, layout.features, device=device, dtype=dtype)
+        self._turned_order = _turned_order(layout).to(device)
+        self._turned = torch.empty(len(self._turned_order), device=device, dtype=dtype)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._turning = torch.cuda.Event() if device.type == "cuda" else None
 
     def accumulate(
         self,
@@ -100,6 +103,7 @@ class EnergyGradient:
         """The gradient in the images, given those of what ``features`` gave last."""
         *dactivations, dfeatures = gradients
         self._dfeatures.copy_(dfeatures)
+        self._turn(compact)
         dx = self._like_images(patches)
         self._backward(
             theta, compact, patches, torch.zeros_like(theta), of_weights=False, dx=dx, dactivations=dactivations
@@ -118,6 +122,7 @@ class EnergyGradient:
         self, theta: Tensor, compact: Tensor, patches: Patches, y: Tensor, factors: Tensor, energies: Tensor
     ) -> Tensor:
         """Forward, the energies, and the gradients at the classifier; returns the features (m * chains, size)."""
+        self._turn(compact)
         self._forward(theta, compact, patches)
         layout = self.layout
         weight = compact[layout.classifier_weight].view(layout.chains * layout.classes, layout.features)
@@ -147,7 +152,7 @@ class EnergyGradient:
                 weight = compact[block.weight]
                 first_block.first_block(patches, weight, gamma, beta, pooled, statistics, block.inputs, activation)
                 continue
-            z = _convolution(self._pooled[number - 1], _kernel(compact, block), self.layout.chains)
+            z = _convolution(self._pooled[number - 1], _kernel(compact[block.weight], block.inputs), self.layout.chains)
             self._convolved[number - 1] = z
             blocks.norm_relu_pool(z, gamma, beta, pooled, statistics, activation)
 
@@ -163,6 +168,9 @@ class EnergyGradient:
     ) -> None:
         """Down through the blocks, adding to ``gradient``; ``dactivations`` are those of all blocks or none."""
         incoming = self._dfeatures.view(self._pooled[-1].shape)
+        if self._turning is not None:
+            torch.cuda.current_stream().wait_event(self._turning)
+        turned = self._turned.split([_size(block.weight) for block in self.layout.blocks[1:]])
         for number in reversed(range(len(self.layout.blocks))):
             block, statistics = self.layout.blocks[number], self._statistics[number]
             gamma, beta = theta[block.gamma], theta[block.beta]
@@ -177,12 +185,19 @@ class EnergyGradient:
                 return
             z, dz = self._convolved[number - 1], self._dconvolved[number - 1]
             blocks.norm_relu_pool_backward(z, gamma, beta, statistics, incoming, dz, dgamma, dbeta, seen)
-            below, weight, chains = self._pooled[number - 1], _kernel(compact, block), self.layout.chains
+            below, chains = self._pooled[number - 1], self.layout.chains
             if of_weights:
                 with self._aside():
-                    dweight = _convolution_backward(dz, below, weight, chains, of_weight=True)
+                    dweight = _weight_gradient(dz, below, _kernel(compact[block.weight], block.inputs), chains)
                     gradient[block.weight].view(block.channels, 3, 3, block.inputs).copy_(dweight.permute(0, 2, 3, 1))
-            incoming = _convolution_backward(dz, below, weight, chains, of_weight=False)
+            incoming = _convolution(dz, _kernel(turned[number - 1], block.channels // chains), chains)
+
+    def _turn(self, compact: Tensor) -> None:
+        """The weights for the way down, while the way up goes on: see ``_turned_order``."""
+        with self._aside():
+            torch.index_select(compact, 0, self._turned_order, out=self._turned)
+            if self._turning is not None:
+                self._turning.record()
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -221,18 +236,34 @@ def _convolution(below: Tensor, weight: Tensor, groups: int) -> Tensor:
     return torch.ops.aten.convolution(below, weight, None, ones, ones, ones, False, zeros, groups)
 
 
-def _convolution_backward(dz: Tensor, below: Tensor, weight: Tensor, groups: int, of_weight: bool) -> Tensor:
-    """cuDNN's gradient of a 3x3 convolution in its weight or in its input."""
-    ones, zeros, wanted = [1, 1], [0, 0], [not of_weight, of_weight, False]
-    dinput, dweight, _ = torch.ops.aten.convolution_backward(
+def _weight_gradient(dz: Tensor, below: Tensor, weight: Tensor, groups: int) -> Tensor:
+    ones, zeros, wanted = [1, 1], [0, 0], [False, True, False]
+    found: Tensor = torch.ops.aten.convolution_backward(
         dz, below, weight, None, ones, ones, ones, False, zeros, groups, wanted
-    )
-    return dweight if of_weight else dinput
+    )[1]
+    return found
 
 
-def _kernel(compact: Tensor, block: Block) -> Tensor:
-    """The weight (out, in, 3, 3) as a channels-last view of the parameters."""
-    return compact[block.weight].view(block.channels, 3, 3, block.inputs).permute(0, 3, 1, 2)
+def _turned_order(layout: Layout) -> Tensor:
+    """Where the weights of convolutions lie that lead from dz to the gradient of the input, block by block.
+
+    That gradient is a convolution too, of each weight turned by half a turn, its inputs and outputs exchanged. Small
+    ones are twice as fast as cuDNN's own gradients.
+    """
+    index, found = torch.arange(layout.size), [torch.empty(0, dtype=torch.int64)]
+    for block in layout.blocks[1:]:
+        weights = index[block.weight].view(layout.chains, -1, 3, 3, block.inputs)
+        found.append(weights.flip(2, 3).permute(0, 4, 2, 3, 1).flatten())
+    return torch.cat(found)
+
+
+def _kernel(weight: Tensor, inputs: int) -> Tensor:
+    """The weights of a convolution (out, in, 3, 3) as a channels-last view of the parameters."""
+    return weight.view(-1, 3, 3, inputs).permute(0, 3, 1, 2)
+
+
+def _size(part: slice) -> int:
+    return int(part.stop - part.start)
 
 
 def _channels_last(images: int, channels: int, side: int, device: torch.device, dtype: torch.dtype) -> Tensor:

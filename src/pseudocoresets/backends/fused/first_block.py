@@ -187,7 +187,7 @@ def _first_block_backward(
     c = tl.program_id(1) * block + tl.arange(0, block)
     k = tl.arange(0, taps)
     quarter: tl.constexpr = pooled_side * pooled_side
-    w = _weights(weight, c, inputs, taps)
+    w = tl.load(weight + c[:, None] * (9 * inputs) + k[None, :], mask=k[None, :] < 9 * inputs, other=0.0)
     mean = tl.load(means + image * channels + c)
     rate = tl.load(rates + image * channels + c)
     a, b = slope_of_norm(tl.load(gamma + c), tl.load(beta + c), mean, rate)
@@ -197,18 +197,18 @@ def _first_block_backward(
     total = tl.zeros((block, taps), dtype=tl.float32)
     for start in range(0, quarter, rows):
         q = start + tl.arange(0, rows)
-        real = q[:, None] < quarter
-        source = gradient + c[None, :] * gradient_channel + (q * gradient_pixel)[:, None]
-        g = tl.load(source, mask=real, other=0.0).to(tl.float32) * 0.25
+        real = q < quarter
+        source = gradient + c[:, None] * gradient_channel + (q * gradient_pixel)[None, :]
+        g = tl.load(source, mask=real[None, :], other=0.0).to(tl.float32) * 0.25
         for sub in tl.static_range(4):
-            patch = tl.load(values + (sub * quarter + q[:, None]) * taps + k[None, :], mask=real, other=0.0)
+            patch = tl.load(values + (sub * quarter + q[:, None]) * taps + k[None, :], mask=real[:, None], other=0.0)
             d = g
             if seen:
-                place = (window_pixel(q, sub, pooled_side) * channels)[:, None] + c[None, :]
-                d += tl.load(dactivation + place, mask=real, other=0.0).to(tl.float32)
-            d = tl.where(a[None, :] * tl.dot(patch, w) + b[None, :] > 0, d, 0.0)
-            total += tl.dot(tl.trans(d.to(patch.dtype)), patch)
-    full = tl.trans(w).to(tl.float32)
+                place = (window_pixel(q, sub, pooled_side) * channels)[None, :] + c[:, None]
+                d += tl.load(dactivation + place, mask=real[None, :], other=0.0).to(tl.float32)
+            d = tl.where(a[:, None] * tl.dot(w, tl.trans(patch)) + b[:, None] > 0, d, 0.0)
+            total += tl.dot(d.to(patch.dtype), patch)
+    full = w.to(tl.float32)
     sum_d = tl.sum(tl.where(k[None, :] == 9 * inputs, total, 0.0), 1)
     sum_dz = tl.sum(total * full, 1)
     of_beta, of_gamma, u, v = slope_of_gradient(a, mean, rate, sum_d, sum_dz, 4 * quarter)
