@@ -128,18 +128,18 @@ def first_work(
 
     def forward() -> None:
         with mock.patch.object(first_block, "_tile", lambda *_: tile):
-            first_block.first_block(patches, weight, gamma, beta, pooled, kept, 3)
+            first_block.first_block(patches, weight, gamma, beta, pooled, kept)
 
     def backward() -> None:
         place = "_gradient_tile" if of_images else "_tile"
         with mock.patch.object(first_block, place, lambda *_: tile):
             first_block.first_block_backward(
-                patches, weight, gamma, beta, kept, pooled, dweight, dgamma, dbeta, dx if of_images else None, 1, 3
+                patches, weight, gamma, beta, kept, pooled, dweight, dgamma, dbeta, dx if of_images else None
             )
 
     if of_images:
         return {"first backward, images too": backward}
-    return {"first": forward, "first backward": backward, "unfold": lambda: first_block.unfold(x, patches, layout)}
+    return {"first": forward, "first backward": backward, "unfold": lambda: patches.fill(x)}
 
 
 def all_tiles() -> Iterator[tuple[str, tuple[Any, ...]]]:

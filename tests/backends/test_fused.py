@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -60,7 +61,7 @@ def test_kernels_agree_with_autograd_when_interpreted() -> None:
     found = json.loads(run.stdout)
     for differences in [*found["gradients"], found["mean energies"], found["jobs"]]:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences
-    for differences in [found["features"], *found["chains"], *found["run_chain"]]:
+    for differences in [found["features"], *found["chains"], *found["chains by autograd"], *found["run_chain"]]:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences
     # Angles between gradients, and gaps between means, are differences of quantities that are nearly the same.
     for differences in found["condensation"]:
@@ -85,6 +86,29 @@ def test_kernels_agree_with_autograd_when_interpreted() -> None:
 
 
 @needs_triton
+@needs_triton
+def test_captured_work_gets_the_numbers_and_streams_that_the_host_draws_anew() -> None:
+    from pseudocoresets.backends.fused.iteration import CapturedRandomness, HostDecision, RecordedRandomness
+
+    def two(host: random.Random) -> list[int]:
+        return host.sample(range(100), 2)
+
+    first, second = (Randomness.for_purpose(0, "iteration", number) for number in range(2))
+    recorded = RecordedRandomness(first.host, first.device, [])
+    seen, _ = recorded.numbered(two, 3, "networks")
+    captured = CapturedRandomness(first.host, first.device, iter(recorded.slots))
+    before = seen.tolist()
+    for slot in recorded.slots:
+        slot.fill(Randomness.for_purpose(0, "iteration", 1).host)
+    numbers, streams = captured.numbered(two, 3, "networks")
+    wanted, fresh = second.numbered(two, 3, "networks")
+    assert numbers.tolist() == wanted.tolist() != before
+    for own, other in zip(streams, fresh, strict=True):
+        assert torch.rand(3, generator=own.device).tolist() == torch.rand(3, generator=other.device).tolist()
+        with pytest.raises(HostDecision):
+            own.host.choice("ab")
+
+
 @given(steps=st.integers(1, 500), images=st.integers(1, 20_000))
 @settings(deadline=None)
 def test_blocks_divide_the_chain(steps: int, images: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,14 +26,19 @@ from pseudocoresets.methods import (
     BPTT,
     ContrastiveDivergence,
     DistributionMatching,
+    FeatureAlignment,
+    GradientMatching,
     GradientMethod,
     Points,
     Problem,
     RealData,
+    SiameseFeatureAlignment,
+    SiameseGradientMatching,
     Wasserstein,
     build_method,
 )
-from pseudocoresets.methods.condensation.gradient_matching import match
+from pseudocoresets.methods.condensation.classes import class_gradients
+from pseudocoresets.methods.condensation.private_matching import PrivateMatching
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
 from pseudocoresets.sources.experts import train_experts
@@ -109,23 +115,38 @@ def test_features_of_all_layers_and_their_image_gradient_agree_to_rounding(netwo
         assert (fast - plain).norm() / plain.norm() < BFLOAT16_GRADIENT
 
 
-def test_a_captured_match_of_gradients_is_the_match(network: Network, points: Points) -> None:
-    """Second derivatives in float32, at other tensors than those that were captured."""
-    model, results = Classifier(network), []
-    thetas, wanted = network.initialise(0, 2, "cuda"), torch.randn(2, network.size, device="cuda")
-    backends: list[Backend] = [PlainBackend(), FusedBackend("cuda")]
-    for backend in backends:
-        for number in (0, 1):
-            tensors = {
-                "x": points.x[number : number + 5].clone().requires_grad_(),
-                "weights": torch.full((5,), 0.2, device="cuda"),
-                "y": points.y[number : number + 5],
-                "theta": thetas[number],
-                "wanted": wanted[number],
-            }
-            value, gradients = backend.value_and_gradients("match", match(model, network), tensors)
-        results.append((value, gradients["x"]))
-    (plain, of_plain), (fast, of_fast) = results
+def test_a_captured_piece_is_the_work_with_other_tensors_and_other_draws() -> None:
+    """A product with uniform numbers of the device's stream, and one of the host's."""
+
+    def work(given: Mapping[str, torch.Tensor], randomness: Randomness) -> Mapping[str, torch.Tensor]:
+        uniform = torch.rand(4, generator=randomness.device, device="cuda")
+        drawn = randomness.tensor(lambda host: torch.full((1,), host.random(), device="cuda"))
+        return {"product": given["x"] * uniform + drawn}
+
+    results = []
+    for backend in (PlainBackend(), FusedBackend("cuda")):
+        problem = Problem(Energy(Classifier(build_network("convnet", (1, 8, 8), 10)), 10), backend=backend)
+        randomness = Randomness.for_purpose(0, device="cuda")
+        for iteration in range(8):
+            randomness.reseed(iteration)
+            x = torch.full((4,), float(iteration), device="cuda")
+            results.append(problem.repeated("product", work, {"x": x}, randomness)["product"])
+    assert torch.equal(torch.stack(results[:8]), torch.stack(results[8:]))
+
+
+def test_a_match_of_gradients_is_that_of_the_plain_path(network: Network, points: Points) -> None:
+    """Second derivatives in float32, of the gradients of twenty images in ten classes."""
+    theta = network.initialise(0, device="cuda")
+    found = []
+    for precise in (True, False):
+        x = points.x.clone().requires_grad_()
+        groups = [Points(x[c::10], points.y[c::10], torch.full((2,), 0.5, device="cuda")) for c in range(10)]
+        if precise:
+            groups = [replace(own, x=own.x.double(), weights=own.weights.double()) for own in groups]
+        gradients = class_gradients(network, theta.double() if precise else theta, groups)
+        size = sum((each.square().sum() for each in gradients), theta.new_zeros(()))
+        found.append((size.detach(), torch.autograd.grad(size, x)[0]))
+    (plain, of_plain), (fast, of_fast) = found
     assert (fast - plain).abs() / plain < TF32
     assert (of_fast - of_plain).norm() / of_plain.norm() < 10 * TF32
 
@@ -348,6 +369,11 @@ def test_experts_learn_the_same(digits: Dataset) -> None:
         ContrastiveDivergence(steps=4, max_start_epoch=None, expert_epochs=0, kernel="sghmc"),
         BPTT(steps=5, horizon=10, unrolls=2, batch_size=100, momentum=0.5, spread=True),
         DistributionMatching(batch_size=20),
+        PrivateMatching(noise_multiplier=0.0, networks=8, at_once=2),
+        GradientMatching(matches=3, epochs=4, batch_size=20),
+        SiameseGradientMatching(matches=20, epochs=2, batch_size=20),
+        FeatureAlignment(settled=0.0, moved=0.0, batch_size=20, watched_images=20),
+        SiameseFeatureAlignment(settled=0.0, moved=0.0, batch_size=20, watched_images=20),
     ],
     ids=str,
 )
@@ -365,7 +391,6 @@ def test_captured_iterations_are_iterations(
         made = run_construction(digits, experts, method.name, method, settings, backend=backend, device="cuda")
         losses.append(torch.tensor([row["loss"] for row in made.history]))
     eager, captured = losses
-    assert method.repeats
     assert (captured - eager).abs().max() < 0.2 * eager.std()
 
 

@@ -234,7 +234,8 @@ def test_an_attack_on_the_method_with_shadows_as_typed(
     assert attacks[-1]["members"] + attacks[-1]["others"] == 6 * 200
     folder = tmp_path / "c.privacy"
     written = {path: path.stat().st_mtime_ns for path in (folder / "shadows").iterdir()}
-    assert sorted(path.name for path in written) == [f"shadow-000{number}.safetensors" for number in range(6)]
+    every = [f"shadow-000{number}" for number in range(6) for _ in range(3)]
+    assert sorted(path.name[:11] for path in written) == every
     with Image.open(folder / "neighbours.png") as picture:
         assert picture.format == "PNG"
     page = (folder / "audit.html").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,27 +35,31 @@ def test_questions_are_as_many_members_as_others(digits: pc.Dataset) -> None:
 
 
 def test_a_finished_shadow_is_read_and_not_made_again(tmp_path: Path, digits: pc.Dataset) -> None:
-    made: list[int] = []
+    made: list[list[str]] = []
 
-    def make(data: pc.Dataset, checkpoints: Path | None) -> Answers:
+    def make(data: pc.Dataset, checkpoints: Path | None, wanted: Collection[str]) -> Answers:
         assert checkpoints is not None and checkpoints.is_dir()
-        made.append(len(data.train))
-        return {"a way": data.train.labels.double()}
+        made.append(list(wanted))
+        return {way: len(way) * data.train.labels.double() for way in wanted}
 
-    shadows = Shadows(digits, make, 0, "these settings", tmp_path)
+    shadows = Shadows(digits, make, 0, {"a": "these settings", "bb": "others"}, tmp_path)
     first, inside = shadows.answers(1)
     again, same = shadows.answers(1)
-    assert made == [int(inside.sum())]
-    assert torch.equal(first["a way"], again["a way"]) and torch.equal(inside, same)
-    assert torch.equal(first["a way"], digits.train.labels[inside].double())
-    assert [path.name for path in tmp_path.iterdir()] == ["shadow-0001.safetensors"]
+    assert made == [["a", "bb"]]
+    labels = digits.train.labels[inside].double()
+    for answers in (first, again):
+        assert torch.equal(answers["a"], labels) and torch.equal(answers["bb"], 2 * labels)
+    assert torch.equal(inside, same)
+    assert len(list(tmp_path.glob("shadow-0001-*.safetensors"))) == len(list(tmp_path.iterdir())) == 2
 
-    path = tmp_path / "shadow-0001.safetensors"
-    path.write_bytes(path.read_bytes()[:-20])
+    changed = replace(shadows, identities={"a": "other settings", "bb": "others"})
+    assert torch.equal(changed.answers(1)[0]["bb"], 2 * labels)
+    assert made[1:] == [["a"]] and len(list(tmp_path.iterdir())) == 3
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:-20])
     shadows.answers(1)
-    replace(shadows, identity="other settings").answers(1)
     replace(shadows, seed=1).answers(1)
-    assert len(made) == 4
+    assert made[2:] == [["a", "bb"], ["a", "bb"]]
 
 
 @pytest.mark.parametrize("count", [-2, 0, 1, 4, 7])

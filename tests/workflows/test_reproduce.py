@@ -184,6 +184,39 @@ def test_one_chain_decides_who_is_ahead_and_the_average_stands_beside_it() -> No
     assert ahead[0].comparisons[0].verdict == "better"
 
 
+def test_a_coreset_of_a_rival_has_one_row_with_both_protocols_and_its_cost() -> None:
+    """Ten images of CIFAR-10: the paper has 51.85 for dsa, whose schedule is 10,000 iterations."""
+    made = Made("cifar10", 10, "dsa")
+    cost = {"construction": {"iterations": 3000, "construct_seconds": 61.2, "peak_memory": 5.1e9}}
+    cells = {protocol: ReproductionCell(made, protocol) for protocol in ("point", "cold")}
+    records = {
+        cells["point"]: record(cells["point"], [0.52, 0.53], 0.54) | cost,
+        cells["cold"]: record(cells["cold"], [0.50, 0.50], 0.51) | cost,
+    }
+    lines = lines_of(TABLES["condensation"], records, Scale())
+    (row,) = [text for text in markdown(TABLES["condensation"], lines) if text.startswith("| cifar10")]
+    words = [word.strip() for word in row.split("|")[1:-1]]
+    assert words[:4] == ["cifar10", "10", "dsa", "51.85 ± 0.43"]
+    assert words[4].startswith("**52.5") and words[5].startswith("50.0")
+    assert words[6:] == ["51.0", "0.51", "0.510", "3,000 of 10,000", "61", "5.10"]
+
+
+def test_only_says_what_is_made_in_which_order_and_how_much_of_it(bpc: Invoke) -> None:
+    scale = Scale(shares={("dsa", 10): 0.3, ("dm", 50): 1.0})
+    cells = Wanted(["condensation"], datasets=["cifar10"], only=list(scale.shares)).cells(Order(Path("out")))
+    assert [(cell.made.variant, cell.protocol) for cell in cells] == [
+        ("dsa", "point"),
+        ("dsa", "cold"),
+        ("dm", "point"),
+        ("dm", "cold"),
+    ]
+    assert [scale.plan(cell).construction.iterations for cell in cells] == [3000, 3000, 20000, 20000]
+    for wrong in ("dsa", "dsa:ten", "nobody:10", "dsa:10:1.5", "dsa:10:0.5:1"):
+        result = bpc("reproduce", "condensation", "--only", wrong)
+        assert result.exit_code == 2
+        assert len(result.stderr.splitlines()) == 1
+
+
 def test_shift_is_the_mean_over_severities() -> None:
     cell = ReproductionCell(Made("cifar10", 10, "best"), test="shift")
     clean = record(cell, [0.9, 0.9], 0.9)

@@ -77,6 +77,14 @@ def reproduce(
     protocols: Annotated[
         str, typer.Option("--protocols", help="Only these: cold, point, expert.", rich_help_panel=o.METHOD)
     ] = "",
+    only: Annotated[
+        str,
+        typer.Option(
+            "--only",
+            help="Only these, in this order: VARIANT:IPC, or VARIANT:IPC:SHARE for a share of the preset's iterations.",
+            rich_help_panel=o.METHOD,
+        ),
+    ] = "",
     expert_count: o.ExpertCount = None,
     iterations: Annotated[
         int | None,
@@ -97,9 +105,10 @@ def reproduce(
 
     Example: bpc reproduce list --smoke
     """
-    settings = _scale(smoke, expert_count, iterations)
+    shares = _shares(only)
+    settings = replace(_scale(smoke, expert_count, iterations), shares=shares)
     order = Order(out, data_dir, experts, coresets, settings, typed_command())
-    wanted = _wanted(names, datasets, sizes, variants, protocols, seeds)
+    wanted = replace(_wanted(names, datasets, sizes, variants, protocols, seeds), only=list(shares))
     if LIST in names:
         _list(wanted, order, json)
         return
@@ -118,6 +127,22 @@ def _scale(smoke: bool, expert_count: int | None, iterations: int | None) -> Sca
         expert_count=base.expert_count if expert_count is None else expert_count,
         iterations=base.iterations if iterations is None else iterations,
     )
+
+
+def _shares(only: str) -> dict[tuple[str, int], float]:
+    """``dm:10,dsa:10:0.3`` as shares of iterations by variant and images per class, in their order."""
+    found: dict[tuple[str, int], float] = {}
+    for word in o.words(only):
+        variant, ipc, share = [*word.split(":"), "1"][:3] if word.count(":") in (1, 2) else ("", "", "")
+        try:
+            found[variant, int(ipc)] = float(share)
+        except ValueError:
+            raise InputError(
+                f"--only takes VARIANT:IPC:SHARE, such as dsa:10:0.3, or VARIANT:IPC; got '{word}'."
+            ) from None
+        if not 0 < found[variant, int(ipc)] <= 1:
+            raise InputError(f"A share of the iterations is above 0 and at most 1; got '{word}'.")
+    return found
 
 
 def _wanted(names: list[str], datasets: str, sizes: str, variants: str, protocols: str, seeds: int) -> Wanted:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.core.energy import Energy, Model
+from pseudocoresets.core.energy import Energy, Model, Target
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
-from pseudocoresets.data.augmentation import AnyAugmentation
+from pseudocoresets.data.augmentation import AnyAugmentation, Transformation
 from pseudocoresets.gradients.descent import Trajectories
 from pseudocoresets.kernels import AnyKernel, Schedule
 from pseudocoresets.models.networks import Network
@@ -90,6 +90,9 @@ class ChainRunner(Protocol):
 class Backend(Trajectories, Protocol):
     """The plain one defines what each job computes; another may compute it faster, in another precision."""
 
+    captures: bool
+    """Whether ``repeated`` captures work, so that it pays to keep what it gives."""
+
     def energies(self, energy: Energy, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
         """E(x, theta_j) / n for each parameter set, with the labels and weights of ``points``; differentiable in x."""
         ...
@@ -112,16 +115,6 @@ class Backend(Trajectories, Protocol):
 
     def layer_features(self, network: Network, theta: Tensor, x: Tensor) -> list[Tensor]:
         """What each activation function gives (batch, size), and last the embeddings; differentiable in the images."""
-        ...
-
-    def value_and_gradients(
-        self, key: Hashable, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """``function(**tensors)``, a scalar, and its gradients in those tensors that ask for one, without a graph.
-
-        The function depends on nothing but the tensors and what ``key`` stands for, so that its work may be captured
-        once and repeated for other tensors of the same shapes.
-        """
         ...
 
     def augmentation(self, given: AnyAugmentation | None, shape: Sequence[int]) -> AnyAugmentation | None:
@@ -159,6 +152,10 @@ class Backend(Trajectories, Protocol):
             shared: Whether all chains see the same images (a coreset), or each its own (experts).
             images_per_block: The most images to augment at once.
         """
+        ...
+
+    def target(self, energy: Energy, points: Points, augment: Transformation | None = None) -> Target:
+        """The posterior of weighted points for a kernel that is run elsewhere; see ``Energy.target``."""
         ...
 
     def run_chain(

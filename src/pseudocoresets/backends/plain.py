@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.backends.backend import IMAGES_PER_BLOCK, ChainPlan, ChainRunner, MeanEnergies
-from pseudocoresets.core.energy import DifferentiatedModel, Energy, Model, without_noise
+from pseudocoresets.core.energy import DifferentiatedModel, Energy, Model, Target, without_noise
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
@@ -28,6 +28,8 @@ DATA_AT_ONCE = 256
 
 class PlainBackend:
     """The definition of every job; see ``Backend``."""
+
+    captures = False
 
     def energies(self, energy: Energy, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
         return energy.per_datum(thetas, x, points.y, points.weights)
@@ -58,16 +60,6 @@ class PlainBackend:
     def layer_features(self, network: Network, theta: Tensor, x: Tensor) -> list[Tensor]:
         return network.layer_features(theta.detach(), x)
 
-    def value_and_gradients(
-        self, key: Hashable, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        leaves = {name: tensor.detach().requires_grad_(tensor.requires_grad) for name, tensor in tensors.items()}
-        wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
-        with torch.enable_grad():
-            value = function(**leaves)
-        found = torch.autograd.grad(value, list(wanted.values())) if wanted else ()
-        return value.detach(), dict(zip(wanted, found, strict=True))
-
     def augmentation(self, given: AnyAugmentation | None, shape: Sequence[int]) -> AnyAugmentation | None:
         return given
 
@@ -96,8 +88,7 @@ class PlainBackend:
     ) -> Tensor:
         fixed, kept = plan.points.detached(), []
         augment = chain_augmentation(plan.kernel, len(fixed), plan.augmentation, randomness)
-        energy = replace(plan.energy, model=differentiated(plan.energy.model, start.device))
-        target = energy.target(fixed.x, fixed.y, fixed.weights, augment)
+        target = self.target(plan.energy, fixed, augment)
         if not plan.noisy:
             target = without_noise(target)
         steps = transitions(plan.kernel, start, target, plan.steps, randomness.device, plan.schedule)
@@ -107,6 +98,10 @@ class PlainBackend:
             if on_steps is not None:
                 on_steps(1)
         return torch.stack(kept)
+
+    def target(self, energy: Energy, points: Points, augment: Transformation | None = None) -> Target:
+        own = replace(energy, model=differentiated(energy.model, points.x.device))
+        return own.target(points.x, points.y, points.weights, augment)
 
     def trajectory(self, descent: Descent, chains: int, states: int, randomness: Randomness) -> Trajectory:
         return StoredTrajectory(descent, descent.views(randomness), states)

@@ -96,11 +96,23 @@ OUT_OF_HOST_MEMORY = ("tried to allocate", "can't allocate memory", "not enough 
 """How torch says it."""
 
 
+OUT_OF_DEVICE_MEMORY = ("out of memory", "ALLOC_FAILED")
+"""How the CUDA runtime, cuBLAS, cuDNN and Triton say it, which torch passes on."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory of the host or the device ran out; torch says the first by a plain RuntimeError."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    """Whether memory of the host or the device ran out, or an error came of that; torch says some by RuntimeError."""
+    if isinstance(error, MemoryError) or _is_of_device(error) or _says(error, OUT_OF_HOST_MEMORY):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_HOST_MEMORY)
+    return error.__context__ is not None and is_out_of_memory(error.__context__)
+
+
+def _is_of_device(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or _says(error, OUT_OF_DEVICE_MEMORY)
+
+
+def _says(error: BaseException, words: Sequence[str]) -> bool:
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in words)
 
 
 class PeakMemory:
@@ -140,12 +152,19 @@ def _peak_resident() -> int:
 
 def device_memory_error(doing: str, advice: str, error: BaseException) -> DeviceMemoryError:
     """What was asked for, what there is, and what to change, in one sentence."""
-    if not isinstance(error, torch.OutOfMemoryError):
+    if not _is_of_device(error):
         return DeviceMemoryError(f"This machine has too little memory for {doing}; {advice}.")
-    figures = ""
-    if torch.cuda.is_available():
+    asked = str(error).split("\n")[0].split(". ")[0]
+    return DeviceMemoryError(f"The device has too little memory for {doing}{_figures()}; {advice}. [{asked}]")
+
+
+def _figures() -> str:
+    """How much memory there is, unless there is not even enough to ask."""
+    if not torch.cuda.is_available():
+        return ""
+    try:
         free, total = (value / 2**30 for value in torch.cuda.mem_get_info())
-        held = torch.cuda.memory_allocated() / 2**30
-        figures = f" ({held:.1f} GiB held here, {free:.1f} GiB free of {total:.1f} GiB)"
-    asked = str(error).split(". ")[0]
-    return DeviceMemoryError(f"The device has too little memory for {doing}{figures}; {advice}. [{asked}]")
+    except RuntimeError:
+        return ""
+    held = torch.cuda.memory_allocated() / 2**30
+    return f" ({held:.1f} GiB held here, {free:.1f} GiB free of {total:.1f} GiB)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +48,17 @@ class Randomness:
         Its shape, and the work done with it, must not depend on what is drawn.
         """
         return draw(self.host)
+
+    def numbered(
+        self, draw: Callable[[random.Random], Sequence[int]], seed: int, *purpose: str | int
+    ) -> tuple[Tensor, list[Randomness]]:
+        """The numbers that ``draw`` makes of the host's stream, on the device, and a pair of streams for each of them.
+
+        The streams of number k are those of ``for_purpose(seed, *purpose, k)``. There must always be as many numbers.
+        """
+        numbers, device = draw(self.host), self.device.device
+        streams = [Randomness.for_purpose(seed, *purpose, number, device=device) for number in numbers]
+        return torch.tensor(numbers, device=device), streams
 
     def reseed(self, seed: int, *purpose: str | int) -> None:
         """Start both streams anew for another purpose, keeping the generator objects."""

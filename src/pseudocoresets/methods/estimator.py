@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -48,6 +49,35 @@ def phase_difference(
     up, down = energies[: len(positive)].mean(), energies[len(positive) :].mean()
     terms = {"positive": up.detach(), "negative": down.detach()}
     return Loss(up - down, terms, energies=tuple(terms))
+
+
+def repeated_loss(
+    key: Hashable,
+    loss: Callable[[Points, Mapping[str, Tensor], Randomness], Mapping[str, Tensor]],
+    points: Points,
+    given: Mapping[str, Tensor],
+    problem: Problem,
+    randomness: Randomness,
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The ``value`` among what ``loss`` finds, as a function of the points, and all that it finds, without a graph.
+
+    Loss and gradient are one piece of ``problem.repeated``: ``loss`` sees the points and the tensors ``given``.
+    """
+    wanted = learned_tensors(points)
+    own = {"x": points.x, "y": points.y, "weights": points.weights}
+
+    def work(tensors: Mapping[str, Tensor], randomness: Randomness) -> Mapping[str, Tensor]:
+        with torch.enable_grad():
+            x, y, weights = (tensors[name].detach().requires_grad_(name in wanted) for name in own)
+            at = Points(x, y, weights)
+            found = loss(at, tensors, randomness)
+        gradients = torch.autograd.grad(found["value"], list(learned_tensors(at).values()))
+        named = {f"gradient {name}": each for name, each in zip(wanted, gradients, strict=True)}
+        return {name: each.detach() for name, each in found.items()} | named
+
+    found = problem.repeated((key, tuple(wanted)), work, {**own, **given}, randomness)
+    value = with_gradient(found["value"], wanted, {name: found[f"gradient {name}"] for name in wanted})
+    return value, found
 
 
 def energy_difference(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from pseudocoresets.data.resident import DeviceImages
 from pseudocoresets.gradients import Descent
 from pseudocoresets.kernels import AnyKernel
 
+Work: TypeAlias = Callable[[Mapping[str, Tensor], Randomness], Mapping[str, Tensor]]
+"""From tensors by name, and what it draws, to others."""
 BATCH_SIZE = 1000
 SEED_BITS = 63
 
@@ -35,10 +37,13 @@ class ClassBatch(NamedTuple):
 
 
 class RealData:
-    """Images as they are, on the labels' device if it has room; what is asked for is mapped to the model's inputs."""
+    """Images on the labels' device if it has room; what is asked for is mapped to the model's inputs.
+
+    A GPU that has room for the inputs of all images gets them once, so that no batch is transformed again.
+    """
 
     def __init__(self, images: Tensor, labels: Tensor, transform: Callable[[Tensor], Tensor]) -> None:
-        self._images = DeviceImages(images, transform, labels.device)
+        self._images = DeviceImages(images, transform, labels.device, ready=labels.device.type == "cuda")
         self._labels = labels
         self._first: dict[int, tuple[Tensor, tuple[int, ...]]] = {}
 
@@ -85,6 +90,19 @@ class RealData:
     def rows(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and labels of chosen points."""
         return self._images[indices], self._labels[indices]
+
+
+class Piece:
+    """Work on tensors of always the same shapes, captured by a backend."""
+
+    def __init__(self, work: Work, tensors: Mapping[str, Tensor], backend: Backend) -> None:
+        self._inputs = inputs = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        self._run = backend.repeated(lambda randomness: work(inputs, randomness))
+
+    def __call__(self, tensors: Mapping[str, Tensor], randomness: Randomness) -> dict[str, Tensor]:
+        for name, tensor in self._inputs.items():
+            tensor.copy_(tensors[name].detach())
+        return {name: tensor.clone() for name, tensor in self._run(randomness).items()}
 
 
 class Frame(NamedTuple):
@@ -153,6 +171,7 @@ class Problem:
         coordinates: A Gaussian N(mean, L L^T) near the posterior of given points. Where there is one, kernels run and
             noise is drawn in the coordinates phi, theta = mean + L phi, on the potential U / T at temperature 1, so
             that step sizes have no units.
+        pieces: What ``repeated`` has captured.
     """
 
     energy: Energy
@@ -161,6 +180,7 @@ class Problem:
     augmentation: AnyAugmentation | None = None
     backend: Backend = field(default_factory=PlainBackend)
     coordinates: Callable[[Points], Gaussian] | None = None
+    pieces: dict[Hashable, Piece] = field(default_factory=dict, repr=False, compare=False)
 
     def draw(
         self, method: str, count: int, max_start_epoch: int | None, expert_epochs: int, randomness: Randomness
@@ -194,6 +214,22 @@ class Problem:
     def real_gradients(self, thetas: Tensor, x: Tensor, y: Tensor) -> MeanEnergies:
         """The same with its gradients in the parameters."""
         return self.backend.mean_energies_and_gradients(self.energy.model, thetas, x, y)
+
+    def repeated(
+        self, key: Hashable, work: Work, tensors: Mapping[str, Tensor], randomness: Randomness
+    ) -> Mapping[str, Tensor]:
+        """``work`` on ``tensors``, without a graph, as a piece that a device may capture and repeat for other tensors.
+
+        ``key`` and the tensors' shapes stand for everything that the work depends on, but for the tensors' values and
+        what it draws; it decides nothing on the host (see ``GradientMethod.repeats``). The randomness of a problem is
+        one object.
+        """
+        if not self.backend.captures:
+            return work(tensors, randomness)
+        full = (key, *((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()))
+        if full not in self.pieces:
+            self.pieces[full] = Piece(work, tensors, self.backend)
+        return self.pieces[full](tensors, randomness)
 
     def run_chain(
         self,

@@ -60,7 +60,7 @@ class Preset:
     """Settings of the construction by method, where one learns in another way than ``construction`` says."""
     sampling_for: Mapping[str, Settings] = field(default_factory=dict)
     """Settings of the sampler by method, the sampler itself among them, so that a posterior is sampled as its coreset
-    was built."""
+    was built; under ``METHOD PROTOCOL``, such as ``gm point``, what holds for one protocol only."""
     by_sampler: Mapping[str, Settings] = field(default_factory=dict)
     """What belongs to one sampler only, such as its step size."""
     by_protocol: Mapping[str, Settings] = field(default_factory=dict)
@@ -80,7 +80,8 @@ class Preset:
         self, sampler: str | None = None, method: str | None = None, protocol: str = "cold"
     ) -> dict[str, Any]:
         """How a coreset of ``method`` is sampled under ``protocol``, by ``sampler`` or by the preset's own."""
-        own = {**self.sampling_for.get(method or "", {}), **self.by_protocol.get(protocol, {})}
+        of_method, of_both = (self.sampling_for.get(name, {}) for name in (method or "", f"{method} {protocol}"))
+        own = {**of_method, **self.by_protocol.get(protocol, {}), **of_both}
         name = own.get("sampler", self.default_sampler) if sampler is None else sampler
         return {**self.sampling, **self.by_sampler.get(name.partition(":")[0], {}), **own, "sampler": name}
 

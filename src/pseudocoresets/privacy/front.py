@@ -18,14 +18,12 @@ from pseudocoresets._io.pictures import Panel
 from pseudocoresets.backends import Backend, choose_backend
 from pseudocoresets.core.devices import resolve_device, threads_for
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.progress import Progress, Silent, by_default, task
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.transforms import as_pixels
 from pseudocoresets.dp import Budget
-from pseudocoresets.evaluation.report import control_settings
 from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.inference.sampling import sample_posterior
 from pseudocoresets.models.networks import AnyNetwork, Network, as_network, from_spec
@@ -122,7 +120,7 @@ def audit(
         near = _neighbours(both, data, questions.held_out, trained, device)
         starts = {name: _recovery(each, data, experts, device) for name, each in both.items()}
         shown.advance(note="membership")
-        predictions = subject.predictions(samples, both[RANDOM], trained)
+        predictions = subject.predictions(both[RANDOM], trained)
         made = None if way is None else _shadows(subject, way, questions, seed, folder, shadows or 0, shown)
         rows = {name: _attacked(name, each, questions, made) for name, each in predictions.items()}
     about = _about(subject, data, len(apart), questions) | {"shadows": shadows or 0, "seed": seed}
@@ -250,14 +248,13 @@ def _shadows(
     shown: Progress,
 ) -> list[tuple[Answers, Tensor]]:
     """The answers of every shadow, and which of the questioned images it was made with."""
-    control, settings = control_settings(subject.coreset), subject.samples.settings.as_json()
-    pool = questions.pool
-    identity = fingerprint(
-        *(pool.train.fingerprint, pool.transform.tensors(), questions.chosen, way, subject.network.fingerprint),
-        *(subject.samples.protocol, settings, subject.training, control),
+    shadows = Shadows(
+        questions.pool,
+        partial(subject.shadow, way, questions),
+        seed,
+        subject.identities(way, questions),
+        None if folder is None else Path(folder),
     )
-    make = partial(subject.shadow, way, questions)
-    shadows = Shadows(pool, make, seed, identity, None if folder is None else Path(folder))
     found = []
     for number in range(count):
         answers, inside = shadows.answers(number)

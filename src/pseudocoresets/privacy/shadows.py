@@ -1,14 +1,14 @@
 """What an attacker who knows how a coreset was made does: the same with halves of the data, in and out.
 
 Shadows come in pairs: one is made from a random half of each class of the pool, the other from the rest, so that every
-image is in one of each pair. Each is a unit of work: its answers are kept in a file, and a process that was killed goes
-on with the next one.
+image is in one of each pair. Each is a unit of work for every way from data to predictions: its answers are kept in a
+file, so that a process that was killed goes on with the next one, and audits that share a folder share what is theirs.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -25,8 +25,10 @@ from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.privacy.membership import FEWEST_SHADOWS
 from pseudocoresets.privacy.questions import Answers
 
-MakeShadow: TypeAlias = Callable[[Dataset, Path | None], Answers]
-"""Is given half of the data, and a folder for checkpoints."""
+MakeShadow: TypeAlias = Callable[[Dataset, Path | None, Collection[str]], Answers]
+"""Is given half of the data, a folder for checkpoints, and which ways are wanted."""
+
+ANSWER = "answer"
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Shadows:
     pool: Dataset
     make: MakeShadow
     seed: int
-    identity: str
-    """All that decides their answers but their number, the seed and the library."""
+    identities: Mapping[str, str]
+    """For each way, all that decides its answers but the shadow's number, the seed and the library."""
     folder: Path | None = None
 
     def answers(self, number: int) -> tuple[Answers, Tensor]:
@@ -46,15 +48,20 @@ class Shadows:
         chosen = self.pool.train.subset(inside.nonzero().squeeze(1))
         data = replace(self.pool, train=chosen, transform=self.pool.transform_source)
         if self.folder is None:
-            return self.make(data, None), inside
-        identity = fingerprint(self.identity, number, self.seed, library_versions()["pseudocoresets"])
-        path, unfinished = self.folder / f"shadow-{number:04d}.safetensors", self.folder / f"unfinished-{identity}"
-        found = _kept(path, identity)
-        if found is None:
-            found = self.make(data, make_folder(unfinished))
-            write_tensors(path, found, {"identity": identity, "shadow": number})
+            return self.make(data, None, self.identities.keys()), inside
+        place, version = self.folder, library_versions()["pseudocoresets"]
+        own = {way: fingerprint(each, way, number, self.seed, version) for way, each in self.identities.items()}
+        paths = {way: place / f"shadow-{number:04d}-{each[:8]}.safetensors" for way, each in own.items()}
+        kept = {way: _kept(path, own[way]) for way, path in paths.items()}
+        missing = [way for way, answer in kept.items() if answer is None]
+        if missing:
+            unfinished = make_folder(place / f"unfinished-{fingerprint(own)}")
+            made = self.make(data, unfinished, missing)
+            for way in missing:
+                write_tensors(paths[way], {ANSWER: made[way]}, {"identity": own[way], "shadow": number, "way": way})
             shutil.rmtree(unfinished)
-        return found, inside
+            kept |= made
+        return {way: answer for way, answer in kept.items() if answer is not None}, inside
 
 
 def require_shadows(count: int, data: Dataset) -> None:
@@ -78,10 +85,10 @@ def half(labels: Tensor, number: int, seed: int) -> Tensor:
     return first if number % 2 == 0 else ~first
 
 
-def _kept(path: Path, identity: str) -> Answers | None:
+def _kept(path: Path, identity: str) -> Tensor | None:
     """What an earlier process left, if it is whole and of the same kind."""
     try:
         tensors, document = read_tensors(path)
     except FileFormatError:
         return None
-    return tensors if document.get("identity") == identity else None
+    return tensors.get(ANSWER) if document.get("identity") == identity else None

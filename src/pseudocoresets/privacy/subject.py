@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from pseudocoresets.backends import Backend
+from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.dp import Budget
@@ -54,21 +56,40 @@ class Subject:
         settings = self.training.settings
         return train(data, self.network, count, settings, device=self.device, backend=self.backend, privacy=budget)
 
-    def predictions(self, samples: PosteriorSamples, control: Coreset, experts: Experts) -> dict[str, PosteriorSamples]:
-        """Of a coreset, of its control and of the first expert, all that was made from one set of data."""
-        assert self.samples.again is not None
-        trained = experts.snapshot(0, -1).to(self.device)[None, None]
+    def predictions(self, control: Coreset, experts: Experts) -> dict[str, PosteriorSamples]:
+        """Of the coreset, of its control and of the first expert, all that was made from one set of data."""
+        return {CORESET: self.samples, RANDOM: self._again(control), ALL_DATA: self._by_training(experts)}
+
+    def shadow(
+        self, way: Way, questions: Questions, data: Dataset, checkpoints: Path | None, wanted: Collection[str]
+    ) -> Answers:
+        """The answers of the ways that are wanted when they are given other data."""
+        found, training, drawn = {}, self.training, None
+        if CORESET in wanted:
+            drawn = self._experts(data, training.count, training.budget) if way.needs_experts else None
+            found[CORESET] = self._again(way.make(data, drawn, self.network, self.device, self.backend, checkpoints))
+        if RANDOM in wanted:
+            found[RANDOM] = self._again(self.control(data))
+        if ALL_DATA in wanted:
+            experts = drawn if drawn is not None and drawn.guarantee is None else self.trained(data)
+            found[ALL_DATA] = self._by_training(experts)
+        return questions.answers(found)
+
+    def identities(self, way: Way, questions: Questions) -> dict[str, str]:
+        """For each way, what decides a shadow's answers beside its half of the data."""
+        pool, settings = questions.pool, self.samples.settings.as_json()
+        asked = (pool.train.fingerprint, pool.transform.tensors(), questions.chosen, self.network.fingerprint)
+        sampled, training = (self.samples.protocol, settings), self.training
         return {
-            CORESET: samples,
-            RANDOM: self.samples.again(control),
-            ALL_DATA: replace(self.samples, parameters=trained, protocol="point", coreset=None, again=None),
+            CORESET: fingerprint(*asked, *sampled, way, training if way.needs_experts else None),
+            RANDOM: fingerprint(*asked, *sampled, control_settings(self.coreset)),
+            ALL_DATA: fingerprint(*asked, training.settings, training.count if way.needs_experts else 1),
         }
 
-    def shadow(self, way: Way, questions: Questions, data: Dataset, checkpoints: Path | None) -> Answers:
-        """The answers of all three ways when they are given other data."""
+    def _again(self, coreset: Coreset) -> PosteriorSamples:
         assert self.samples.again is not None
-        training = self.training
-        drawn = self._experts(data, training.count, training.budget) if way.needs_experts else None
-        experts = self.trained(data) if drawn is None or drawn.guarantee is not None else drawn
-        made = way.make(data, drawn, self.network, self.device, self.backend, checkpoints)
-        return questions.answers(self.predictions(self.samples.again(made), self.control(data), experts))
+        return self.samples.again(coreset)
+
+    def _by_training(self, experts: Experts) -> PosteriorSamples:
+        trained = experts.snapshot(0, -1).to(self.device)[None, None]
+        return replace(self.samples, parameters=trained, protocol="point", coreset=None, again=None)

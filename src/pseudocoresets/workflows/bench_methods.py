@@ -53,7 +53,7 @@ PAPERS_DATA = "cifar10"
 LEARNING_RATE = 1e-3
 """Small, so that random images stay finite."""
 EXPERTS = 3
-GROUP_SECONDS, MEASURED_SECONDS, MOST_GROUPS = 0.2, 5.0, 5
+GROUP_SECONDS, MEASURED_SECONDS, MOST_GROUPS = 0.2, 3.0, 5
 """Updates are timed in groups of about the first; groups are repeated for about the second, up to so many times."""
 NEVER = 10**9
 WITHOUT_AUGMENTATION = ("gm", "cafe")

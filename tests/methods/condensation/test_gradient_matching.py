@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,7 @@ from methods_problems import (
     network_points,
     small_network,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pseudocoresets as pc
@@ -26,9 +27,10 @@ from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import Dataset
 from pseudocoresets.data.augmentation import KINDS, Augmentation
 from pseudocoresets.methods import GradientMatching, Points, Problem, RealData, SiameseGradientMatching
+from pseudocoresets.methods.condensation.classes import class_gradients
 from pseudocoresets.methods.condensation.gradient_matching import layer_distance
 from pseudocoresets.methods.estimator import network_of
-from pseudocoresets.models.networks import build_network
+from pseudocoresets.models.networks import Network, build_network
 
 THETA = small_network().initialise(5).to(DOUBLE)
 
@@ -80,6 +82,53 @@ def test_differences_are_the_exact_gradient_of_a_smooth_network() -> None:
             errors = [((found[name] - wanted).norm() / wanted.norm()).item() for found in (coarse, fine)]
             assert errors[1] < 1e-3, name
             assert errors[1] < 0.02 * errors[0], name
+
+
+class Recurrent(nn.Module):
+    """One convolution that is applied twice, and an activation that overwrites."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.relu = nn.Conv2d(1, 1, 3, padding=1), nn.ReLU(inplace=True)
+        self.linear = nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.convolution(self.relu(self.convolution(x))).flatten(1))
+
+
+class Overwriting(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(1, 2, 3, stride=2), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(18, 3))
+
+
+@pytest.mark.parametrize(
+    ("build", "traceable"),
+    [
+        (
+            lambda: nn.Sequential(nn.Conv2d(1, 4, (2, 3), (3, 2), (0, 1)), nn.Tanh(), nn.Flatten(), nn.Linear(48, 3)),
+            True,
+        ),
+        (Recurrent, False),
+        (Overwriting, False),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 6, groups=2), nn.Flatten(), nn.Linear(4, 3)), False),
+    ],
+)
+def test_gradients_of_all_classes_at_once_are_those_of_each(build: Callable[[], nn.Module], traceable: bool) -> None:
+    """Of classes of unequal size, by a network whose layers can be followed and by others."""
+    network = Network.from_module(build, (1, 8, 8), 3)
+    theta, x = network.initialise(0).to(DOUBLE), hard_points().x.detach()
+    assert (network.traced(theta.requires_grad_(), x)[1] is not None) == traceable
+    shares = torch.tensor([0.2, 0.8, 0.1, 0.6, 0.3, 1.0], dtype=DOUBLE)
+    parts = [slice(0, 2), slice(2, 5), slice(5, 6)]
+    groups = [Points(x[part], torch.full((len(x[part]),), c), shares[part]) for c, part in enumerate(parts)]
+    found = class_gradients(network, theta, groups)
+    module = network.module(theta).double()
+    module.load_state_dict(network.unflatten(theta.detach()), strict=False)
+    matrices = [each for each in module.parameters() if each.dim() > 1]
+    for c, own in enumerate(groups):
+        energy = (own.weights * F.cross_entropy(module(own.x), own.y, reduction="none")).sum()
+        for q, wanted in zip(found, torch.autograd.grad(energy, matrices), strict=True):
+            torch.testing.assert_close(q[c], wanted.flatten(1), rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,13 +8,15 @@ the images of a block (augmented all at once) and replays the graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pseudocoresets.backends.fused.augmentation import fused_augmentation
+from pseudocoresets.backends.fused.autograd import AutogradGradient, AutogradLayout, Images
 from pseudocoresets.backends.fused.convnet import EnergyGradient
-from pseudocoresets.backends.fused.first_block import empty_patches, unfold
+from pseudocoresets.backends.fused.first_block import Patches, empty_patches
 from pseudocoresets.backends.fused.head import update
 from pseudocoresets.backends.fused.layout import Layout
 from pseudocoresets.core.seeds import Randomness
@@ -33,7 +35,7 @@ class CapturedChains:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: Layout | AutogradLayout,
         image_shape: tuple[int, int, int],
         chains: int,
         images: int,
@@ -50,14 +52,14 @@ class CapturedChains:
             aligned_rows(rows, layout.size, device, torch.float32) for _ in range(3)
         )
         self._compact = aligned_rows(rows, layout.size, device, dtype)
-        self._patches = empty_patches(layout, rows, steps, images, device=device, dtype=dtype)
+        self._inputs = room_for_images(layout, image_shape, (rows, steps, images), device, dtype)
         label_shape = (rows, steps, images, layout.classes) if soft_labels else (rows, steps, images)
         self._y = torch.zeros(label_shape, device=device, dtype=torch.float32 if soft_labels else torch.int64)
         self._factors = torch.zeros(rows, steps, images, device=device)
         self._energies = torch.zeros(rows, steps, images * layout.chains, device=device)
         self._rates = torch.zeros(steps, 4, device=device)
         self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
-        self._workspaces = [EnergyGradient(layout, images, device, dtype) for _ in range(rows)]
+        self._workspaces = [gradient_workspace(layout, images, device, dtype) for _ in range(rows)]
         self._streams = [torch.cuda.Stream(device) for _ in range(rows)]
         self._graph = self._capture()
 
@@ -95,14 +97,14 @@ class CapturedChains:
         augmentation = fused_augmentation(augmentation, x.shape)
         if augmentation is not None:
             x = augmentation.draw_steps(self.steps, x.shape[0] * x.shape[2], randomness)(x)
-        unfold(x, self._patches, self._layout)
+        self._inputs.fill(x)
 
     def _steps_of(self, row: int, steps: int) -> None:
         for step in range(steps):
             self._workspaces[row].accumulate(
                 self._theta[row],
                 self._compact[row],
-                self._patches.at(row, step),
+                self._inputs.at(row, step),
                 self._y[row, step],
                 self._factors[row, step],
                 self._gradient[row],
@@ -143,6 +145,45 @@ class CapturedChains:
             with torch.cuda.graph(graph):
                 self._all_steps()
         return graph
+
+
+class Workspace(Protocol):
+    """What computes a chain's gradient, from inputs of its own kind; see ``EnergyGradient``."""
+
+    def accumulate(
+        self,
+        theta: Tensor,
+        compact: Tensor,
+        inputs: Any,
+        y: Tensor,
+        factors: Tensor,
+        gradient: Tensor,
+        energies: Tensor,
+        /,
+    ) -> None: ...
+
+
+def room_for_images(
+    layout: Layout | AutogradLayout,
+    image_shape: tuple[int, int, int],
+    leading: tuple[int, ...],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Patches | Images:
+    """Room for the inputs that the layout's workspace sees, of (..., images) images."""
+    if isinstance(layout, Layout):
+        return empty_patches(layout, *leading, device=device, dtype=dtype)
+    channels, height, width = image_shape
+    return Images(torch.zeros(*leading, height, width, channels, device=device, dtype=dtype))
+
+
+def gradient_workspace(
+    layout: Layout | AutogradLayout, images: int, device: torch.device, dtype: torch.dtype
+) -> Workspace:
+    """What computes a chain's gradient: the fused kernels where they know the network, else autograd."""
+    if isinstance(layout, Layout):
+        return EnergyGradient(layout, images, device, dtype)
+    return AutogradGradient(layout)
 
 
 def replay(graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:

@@ -150,7 +150,7 @@ class EnergyGradient:
             activation = activations[number] if activations else None
             if number == 0:
                 weight = compact[block.weight]
-                first_block.first_block(patches, weight, gamma, beta, pooled, statistics, block.inputs, activation)
+                first_block.first_block(patches, weight, gamma, beta, pooled, statistics, activation)
                 continue
             z = _convolution(self._pooled[number - 1], _kernel(compact[block.weight], block.inputs), self.layout.chains)
             self._convolved[number - 1] = z
@@ -180,7 +180,7 @@ class EnergyGradient:
                 dweight = gradient[block.weight] if of_weights else None
                 first_block.first_block_backward(
                     patches, compact[block.weight], gamma, beta, statistics, incoming, dweight, dgamma, dbeta, dx,
-                    block.padding, block.inputs, seen,
+                    seen,
                 )  # fmt: skip
                 return
             z, dz = self._convolved[number - 1], self._dconvolved[number - 1]

@@ -17,6 +17,8 @@ alone, and so are made once for all steps and chains that see them.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -31,17 +33,30 @@ FOLDED_PIXELS = 256
 UNFOLDED_ROWS = 64
 
 
-class Patches(NamedTuple):
+@dataclass(frozen=True)
+class Patches:
     """The patches of images, pixels in the order in which they are pooled, and their Gram matrices."""
 
     values: Tensor
     """(..., images, 4, pooled pixels, taps): the four pixels of each pooled one, zeros after the appended one."""
     gram: Tensor
     """(..., images, taps, taps), float32."""
+    inputs: int
+    """Channels of the images."""
+    padding: int
 
     def at(self, *index: int) -> Patches:
         """Those of one step or source."""
-        return Patches(self.values[index], self.gram[index])
+        return replace(self, values=self.values[index], gram=self.gram[index])
+
+    def fill(self, x: Tensor) -> None:
+        """Write the patches of images (..., channels, height, width) of any strides, and their Gram matrices."""
+        x = x.reshape(-1, *x.shape[-3:])
+        pooled_side = math.isqrt(self.values.shape[-2])
+        _unfold[(len(x),)](
+            x, *x.stride(), self.values, self.gram, x.shape[2], self.padding, self.inputs, _taps(self.inputs),
+            pooled_side, UNFOLDED_ROWS, num_warps=4,
+        )  # fmt: skip
 
 
 class Tile(NamedTuple):
@@ -323,23 +338,13 @@ def empty_patches(layout: Layout, *leading: int, device: torch.device, dtype: to
     first = layout.blocks[0]
     taps = _taps(first.inputs)
     values = torch.zeros(*leading, 4, (first.side // 2) ** 2, taps, device=device, dtype=dtype)
-    return Patches(values, torch.zeros(*leading, taps, taps, device=device))
-
-
-def unfold(x: Tensor, out: Patches, layout: Layout) -> None:
-    """Write the patches of images (..., channels, height, width) of any strides, and their Gram matrices."""
-    x = x.reshape(-1, *x.shape[-3:])
-    first = layout.blocks[0]
-    _unfold[(len(x),)](
-        x, *x.stride(), out.values, out.gram, x.shape[2], first.padding, first.inputs, _taps(first.inputs),
-        first.side // 2, UNFOLDED_ROWS, num_warps=4,
-    )  # fmt: skip
+    return Patches(values, torch.zeros(*leading, taps, taps, device=device), first.inputs, first.padding)
 
 
 def patches_of(x: Tensor, layout: Layout, dtype: torch.dtype) -> Patches:
     """The patches of images (m, channels, height, width)."""
     found = empty_patches(layout, len(x), device=x.device, dtype=dtype)
-    unfold(x, found, layout)
+    found.fill(x)
     return found
 
 
@@ -350,16 +355,16 @@ def first_block(
     beta: Tensor,
     out: Tensor,
     statistics: Tensor,
-    inputs: int,
     activation: Tensor | None = None,
 ) -> None:
     """Write p into ``out``; see ``blocks.norm_relu_pool``."""
     images, channels, pooled_side = out.shape[:3]
     tile = _tile(images, channels, pooled_side)
     _first_block[(images, channels // tile.block)](
-        *patches, weight, gamma, beta, out, out.stride(0), out.stride(1), out.stride(3), *statistics,
-        out if activation is None else activation, inputs, _taps(inputs), channels, pooled_side, tile.rows, tile.block,
-        EPSILON, activation is not None, num_warps=tile.warps,
+        patches.values, patches.gram, weight, gamma, beta, out, out.stride(0), out.stride(1), out.stride(3),
+        *statistics,
+        out if activation is None else activation, patches.inputs, _taps(patches.inputs), channels, pooled_side,
+        tile.rows, tile.block, EPSILON, activation is not None, num_warps=tile.warps,
     )  # fmt: skip
 
 
@@ -374,19 +379,17 @@ def first_block_backward(
     dgamma: Tensor,
     dbeta: Tensor,
     dx: Tensor | None,
-    padding: int,
-    inputs: int,
     dactivation: Tensor | None = None,
 ) -> None:
     """Add to dgamma, dbeta and, if wanted, to dW (channels, 3, 3, inputs); write dx, of any strides, if wanted."""
     images, channels, pooled_side = gradient.shape[:3]
     tile = _tile(images, channels, pooled_side)
     lines = torch.empty_like(statistics) if dx is not None else statistics
-    shape = (inputs, _taps(inputs), channels, pooled_side)
+    shape = (patches.inputs, _taps(patches.inputs), channels, pooled_side)
     strides = (gradient.stride(0), gradient.stride(1), gradient.stride(3))
     looked_at = gradient if dactivation is None else dactivation
     _first_block_backward[(images, channels // tile.block)](
-        *patches, weight, gamma, beta, *statistics, gradient, *strides, looked_at,
+        patches.values, patches.gram, weight, gamma, beta, *statistics, gradient, *strides, looked_at,
         gamma if dweight is None else dweight, dgamma, dbeta, *lines, *shape, tile.rows, tile.block,
         dactivation is not None, dweight is not None, dx is not None, num_warps=tile.warps,
     )  # fmt: skip
@@ -400,7 +403,7 @@ def first_block_backward(
     )  # fmt: skip
     side, pixels = dx.shape[2], images * dx.shape[2] * dx.shape[3]
     _fold[(triton.cdiv(pixels, FOLDED_PIXELS),)](
-        dvalues, dx, *dx.stride(), pixels, side, padding, inputs, _taps(inputs), FOLDED_PIXELS, num_warps=4
+        dvalues, dx, *dx.stride(), pixels, side, patches.padding, *shape[:2], FOLDED_PIXELS, num_warps=4
     )
 
 

@@ -1,4 +1,4 @@
-"""A function of tensors and its gradients, captured as one CUDA graph."""
+"""A function of tensors and its gradients, captured as one CUDA graph; on a CPU, simply computed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,27 @@ from pseudocoresets.backends.fused.chains import cudnn_benchmark, replay
 WARM_UPS = 2
 
 
+def value_and_gradients(
+    function: Callable[..., Tensor], tensors: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """``function(**tensors)``, and the gradients of its sum in those tensors that ask for one, without a graph."""
+    wanted = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+    with torch.enable_grad():
+        value = function(**tensors)
+    found = torch.autograd.grad(value.sum(), list(wanted.values()))
+    return value.detach(), dict(zip(wanted, found, strict=True))
+
+
 class CapturedFunction:
-    """A scalar function of named tensors, with its gradients in those that ask for one, for tensors of these shapes."""
+    """The same for tensors of these shapes; the function depends on nothing else that changes."""
 
     def __init__(self, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]) -> None:
         self._function = function
         self._inputs = {
             name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in tensors.items()
         }
-        self._wanted = {name: tensor for name, tensor in self._inputs.items() if tensor.requires_grad}
         self._value = torch.zeros(())
-        self._gradients: tuple[Tensor, ...] = ()
+        self._gradients: dict[str, Tensor] = {}
         self._graph = self._capture()
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -30,17 +40,18 @@ class CapturedFunction:
         with torch.no_grad():
             for name, tensor in self._inputs.items():
                 tensor.copy_(tensors[name])
-        replay(self._graph, self._work)
-        copies = (gradient.clone() for gradient in self._gradients)
-        return self._value.clone(), dict(zip(self._wanted, copies, strict=True))
+        if self._graph is None:
+            self._work()
+        else:
+            replay(self._graph, self._work)
+        return self._value.clone(), {name: gradient.clone() for name, gradient in self._gradients.items()}
 
     def _work(self) -> None:
-        with torch.enable_grad():
-            value = self._function(**self._inputs)
-        self._gradients = torch.autograd.grad(value, list(self._wanted.values())) if self._wanted else ()
-        self._value = value.detach()
+        self._value, self._gradients = value_and_gradients(self._function, self._inputs)
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
+    def _capture(self) -> torch.cuda.CUDAGraph | None:
+        if not any(tensor.is_cuda for tensor in self._inputs.values()):
+            return None
         with cudnn_benchmark():
             warm_up = torch.cuda.Stream()
             warm_up.wait_stream(torch.cuda.current_stream())

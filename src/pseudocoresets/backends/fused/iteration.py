@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
+from pseudocoresets.backends.fused.capture import captured
 from pseudocoresets.backends.fused.chains import cudnn_benchmark
 from pseudocoresets.core.seeds import Randomness
 
@@ -18,11 +19,20 @@ WARM_UPS = 3
 """Runs before the capture, in which kernels are compiled, workspaces made and inner graphs captured."""
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True)
+class Slot:
     """A tensor that the host draws anew before each run."""
 
     draw: Callable[[random.Random], Tensor]
     tensor: Tensor
+    streams: Sequence[Randomness] = ()
+    """Those that ``draw`` starts anew."""
+
+    def fill(self, host: random.Random) -> None:
+        self.tensor.copy_(self.draw(host))
+
+    def as_captured(self) -> tuple[Tensor, list[Randomness]]:
+        return self.tensor, [Randomness(NoDecisions(), stream.device) for stream in self.streams]
 
 
 @dataclass(frozen=True)
@@ -35,6 +45,20 @@ class RecordedRandomness(Randomness):
         self.slots.append(Slot(draw, draw(self.host).clone()))
         return self.slots[-1].tensor
 
+    def numbered(
+        self, draw: Callable[[random.Random], Sequence[int]], seed: int, *purpose: str | int
+    ) -> tuple[Tensor, list[Randomness]]:
+        tensor, streams = super().numbered(draw, seed, *purpose)
+
+        def again(host: random.Random) -> Tensor:
+            numbers = draw(host)
+            for number, stream in zip(numbers, streams, strict=True):
+                stream.reseed(seed, *purpose, number)
+            return torch.tensor(numbers)
+
+        self.slots.append(Slot(again, tensor, streams))
+        return tensor, streams
+
 
 @dataclass(frozen=True)
 class CapturedRandomness(Randomness):
@@ -44,6 +68,11 @@ class CapturedRandomness(Randomness):
 
     def tensor(self, draw: Callable[[random.Random], Tensor]) -> Tensor:
         return next(self.slots).tensor
+
+    def numbered(
+        self, draw: Callable[[random.Random], Sequence[int]], seed: int, *purpose: str | int
+    ) -> tuple[Tensor, list[Randomness]]:
+        return next(self.slots).as_captured()
 
 
 class HostDecision(Exception):
@@ -63,7 +92,7 @@ class NoDecisions(random.Random):
 class CapturedIteration(Generic[T]):
     """``work`` of always the same kernels and tensors, but for what it draws; it gives the same tensors each time.
 
-    Work that decides something on the host after all is not captured, but done again and again.
+    Work that decides something on the host after all, or that cannot be captured, is done again and again.
     """
 
     def __init__(self, work: Callable[[Randomness], T]) -> None:
@@ -79,11 +108,12 @@ class CapturedIteration(Generic[T]):
         if self._runs <= WARM_UPS:
             return self._warm_up(randomness)
         if self._graph is None and self._capturable:
-            self._graph = self._capture(randomness.device)
+            self._graph = captured(lambda: self._capture(randomness.device))
+            self._capturable = self._graph is not None
         if self._graph is None:
             return self._work(randomness)
         for slot in self._slots:
-            slot.tensor.copy_(slot.draw(randomness.host))
+            slot.fill(randomness.host)
         self._graph.replay()
         return self._result
 
@@ -96,12 +126,18 @@ class CapturedIteration(Generic[T]):
 
     def _capture(self, generator: torch.Generator) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(generator)
+        generators = [generator, *(stream.device for slot in self._slots for stream in slot.streams)]
+        states = [each.clone_state() for each in generators]
+        for each in generators:
+            graph.register_generator_state(each)
         torch.cuda.synchronize()
         try:
             with cudnn_benchmark(), torch.cuda.graph(graph):
                 self._result = self._work(CapturedRandomness(NoDecisions(), generator, iter(self._slots)))
         except HostDecision:
-            self._capturable = False
             return None
+        except Exception:
+            for each, state in zip(generators, states, strict=True):  # theirs wait for the rest of the capture
+                each.graphsafe_set_state(state)
+            raise
         return graph

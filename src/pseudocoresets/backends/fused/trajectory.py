@@ -20,7 +20,7 @@ from torch import Tensor
 from pseudocoresets.backends.fused.adjoint import probe_places, pull_back, set_probes
 from pseudocoresets.backends.fused.chains import aligned_rows, cudnn_benchmark, replay
 from pseudocoresets.backends.fused.convnet import EnergyGradient
-from pseudocoresets.backends.fused.first_block import empty_patches, unfold
+from pseudocoresets.backends.fused.first_block import empty_patches
 from pseudocoresets.backends.fused.head import update
 from pseudocoresets.backends.fused.layout import Layout
 from pseudocoresets.core.state import AdjointState, Motion
@@ -91,7 +91,7 @@ class CapturedTrajectory:
         self._theta.copy_(start.position.flatten()[self._layout.order])
         self._velocity.copy_(start.velocity.flatten()[self._layout.order])
         self._compact.copy_(self._theta)
-        unfold(x, self._patches, self._layout)
+        self._patches.fill(x)
         self._y.copy_(y)
         self._factors.copy_(factors)
         replay(self._forwards, self._all_steps)

@@ -29,6 +29,7 @@ real images per class. Its 2,000 networks serve at least ten iterations each, 20
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,7 +43,13 @@ from pseudocoresets.data.augmentation import Transformation
 from pseudocoresets.kernels.kernel import positive_step_size
 from pseudocoresets.methods.condensation.classes import class_means, membership
 from pseudocoresets.methods.condensation.training import trained
-from pseudocoresets.methods.estimator import fresh_parameters, network_of, require_at_least, shared_transformation
+from pseudocoresets.methods.estimator import (
+    fresh_parameters,
+    network_of,
+    repeated_loss,
+    require_at_least,
+    shared_transformation,
+)
 from pseudocoresets.methods.method import GradientMethod, Loss
 from pseudocoresets.methods.problem import ClassBatch, Problem
 from pseudocoresets.models.networks import Network
@@ -95,11 +102,15 @@ class FeatureAlignment(GradientMethod):
             theta, watched = self._trained(network, points, problem, randomness), points.state[ACCURACIES].cpu()
         else:
             theta, watched = fresh_parameters(network, 1, points.x, randomness)[0], torch.zeros(0)
-        value = self.misalignment(theta, points, problem, randomness)
-        accuracy = self._accuracy(network, theta, problem, randomness)
-        watched = torch.cat([watched, accuracy.cpu()[None]])[-WATCHED:]
+
+        def both(at: Points, given: Mapping[str, Tensor], randomness: Randomness) -> Mapping[str, Tensor]:
+            value = self.misalignment(given["theta"], at, problem, randomness)
+            return {"value": value, "accuracy": self._accuracy(network, given["theta"], problem, randomness)}
+
+        value, found = repeated_loss((self, network), both, points, {"theta": theta}, problem, randomness)
+        watched = torch.cat([watched, found["accuracy"].cpu()[None]])[-WATCHED:]
         state = {} if self._lie_within(watched, self.settled) else {NETWORK: theta, ACCURACIES: watched}
-        return Loss(value, {"accuracy": accuracy}, state)
+        return Loss(value, {"accuracy": found["accuracy"]}, state)
 
     def misalignment(self, theta: Tensor, points: Points, problem: Problem, randomness: Randomness) -> Tensor:
         """L at the network ``theta`` (size,), differentiable in the points."""
@@ -126,14 +137,30 @@ class FeatureAlignment(GradientMethod):
 
     def _trained(self, network: Network, points: Points, problem: Problem, randomness: Randomness) -> Tensor:
         """The network carried on, after as many epochs as its accuracies ask for."""
-        theta = points.state[NETWORK]
-        recent: list[Tensor] = []
-        for epoch in range(1, self.most_epochs + 1):
-            theta = trained(network, theta, points, 1, self.step_size, problem.augmentation, problem, randomness)
-            recent = [*recent, self._accuracy(network, theta, problem, randomness)][-WATCHED:]
-            if epoch >= WATCHED and not self._lie_within(torch.stack(recent), self.moved):
+        theta, recent, left = points.state[NETWORK], torch.zeros(0), self.most_epochs
+        while left > 0:
+            epochs = 1 if len(recent) else min(WATCHED, left)
+            theta, accuracies = self._epochs(epochs, network, theta, points, problem, randomness)
+            recent, left = torch.cat([recent, accuracies.cpu()])[-WATCHED:], left - epochs
+            if len(recent) == WATCHED and not self._lie_within(recent, self.moved):
                 break
         return theta
+
+    def _epochs(
+        self, epochs: int, network: Network, theta: Tensor, points: Points, problem: Problem, randomness: Randomness
+    ) -> tuple[Tensor, Tensor]:
+        """The network after so many epochs, and its accuracy after each."""
+
+        def train(given: Mapping[str, Tensor], randomness: Randomness) -> Mapping[str, Tensor]:
+            own, theta, accuracies = Points(given["x"], given["y"], given["weights"]), given["theta"], []
+            for _ in range(epochs):
+                theta = trained(network, theta, own, 1, self.step_size, problem.augmentation, problem, randomness)
+                accuracies.append(self._accuracy(network, theta, problem, randomness))
+            return {"theta": theta, "accuracies": torch.stack(accuracies)}
+
+        tensors = {"theta": theta, "x": points.x, "y": points.y, "weights": points.weights}
+        found = problem.repeated((self, "training", network, epochs), train, tensors, randomness)
+        return found["theta"], found["accuracies"]
 
     def _accuracy(self, network: Network, theta: Tensor, problem: Problem, randomness: Randomness) -> Tensor:
         """The share of fresh real images that the network names rightly."""

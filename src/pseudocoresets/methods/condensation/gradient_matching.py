@@ -31,25 +31,28 @@ epochs between them; the preset ``paper`` has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.gradients import Differences, Exact, GradientEstimator, build_gradient
 from pseudocoresets.gradients.estimators import spacing
-from pseudocoresets.gradients.learned import with_gradient
 from pseudocoresets.kernels.kernel import positive_step_size
-from pseudocoresets.methods.condensation.classes import COUNTS, by_class, class_counts
+from pseudocoresets.methods.condensation.classes import COUNTS, by_class, class_counts, class_gradients, weight_rows
 from pseudocoresets.methods.condensation.training import trained
-from pseudocoresets.methods.estimator import fresh_parameters, network_of, require_at_least, shared_transformation
+from pseudocoresets.methods.estimator import (
+    fresh_parameters,
+    network_of,
+    repeated_loss,
+    require_at_least,
+    shared_transformation,
+)
 from pseudocoresets.methods.method import GradientMethod, Loss
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.models.networks import Network
@@ -92,9 +95,16 @@ class GradientMatching(GradientMethod):
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         problem = problem if self.augments else problem.without_augmentation()
         network = network_of(problem, self.name)
+        counts = class_counts(points, network.spec.classes)
+        points = replace(points, state={**points.state, COUNTS: counts})
         matched = int(points.state.get(MATCHED, torch.tensor(0))) % self.matches
         theta = self._network(network, matched, points, problem, randomness)
-        distance, counts = self.distance(theta, points, problem, randomness), class_counts(points, network.spec.classes)
+
+        def value(at: Points, given: Mapping[str, Tensor], randomness: Randomness) -> Mapping[str, Tensor]:
+            return {"value": self.distance(given["theta"], replace(at, state=own), problem, randomness)}
+
+        own, key = {COUNTS: counts}, (self, network, tuple(counts.tolist()))
+        distance, _ = repeated_loss(key, value, points, {"theta": theta}, problem, randomness)
         state = {NETWORK: theta, MATCHED: torch.tensor(matched + 1), COUNTS: counts}
         return Loss(distance, {"distance": distance.detach()}, state)
 
@@ -105,31 +115,36 @@ class GradientMatching(GradientMethod):
         augment = shared_transformation(problem, randomness)
         real, labels = augment(batch.x).split(batch.counts), batch.y.split(batch.counts)
         seen = replace(points, x=augment(points.x))
+        members = by_class(seen, class_counts(points, network.spec.classes))
+        both = {c: own for c, own in members.items() if c < len(real) and len(real[c])}
+        if not both:
+            return points.x.sum() * 0
+        wanted = [problem.real_gradients(theta[None], real[c], labels[c]).gradients[0] for c in both]
+        estimator = build_gradient(self.gradient)
+        if not isinstance(estimator, Differences):
+            found = class_gradients(network, theta, list(both.values()))
+            return cosine_distance(found, weight_rows(network, torch.stack(wanted)))
         total = points.x.new_zeros(())
-        for c, own in by_class(seen, class_counts(points, network.spec.classes)).items():
-            if c < len(real) and len(real[c]):
-                wanted = problem.real_gradients(theta[None], real[c], labels[c]).gradients[0]
-                total = total + self._class_distance(theta, own, wanted, problem, network)
+        for own, gradient in zip(both.values(), wanted, strict=True):
+            total = total + self._by_differences(estimator, theta, own, gradient, problem, network)
         return total
 
-    def _class_distance(self, theta: Tensor, own: Points, wanted: Tensor, problem: Problem, network: Network) -> Tensor:
-        """One class's part of L, differentiable in its points."""
-        model, backend, estimator = problem.energy.model, problem.backend, build_gradient(self.gradient)
-        given = {"x": own.x, "weights": own.weights, "y": own.y}
-        if not isinstance(estimator, Differences):
-            tensors = given | {"theta": theta, "wanted": wanted}
-            value, gradients = backend.value_and_gradients((match, model), match(model, network), tensors)
-            return with_gradient(value, {name: tensors[name] for name in gradients}, gradients)
-        at = {name: tensor.detach() for name, tensor in given.items()} | {"theta": theta.detach().requires_grad_()}
-        found = backend.value_and_gradients((mean_energy, model), mean_energy(model), at)[1]["theta"]
-        sides = {"found": found.requires_grad_(), "wanted": wanted}
-        value, pull = backend.value_and_gradients((layer_distance, model), partial(layer_distance, network), sides)
-        h = spacing(estimator.radius * theta.norm()[None, None], pull["found"][None])
-        away = h * pull["found"]
+    def _by_differences(
+        self, estimator: Differences, theta: Tensor, own: Points, wanted: Tensor, problem: Problem, network: Network
+    ) -> Tensor:
+        """One class's part of L, with the gradient that differences find."""
+        place, fixed = theta.detach().requires_grad_(), own.detached()
+        with torch.enable_grad():
+            energy = -(fixed.weights * problem.energy.model.log_likelihood(place, fixed.x, fixed.y)).sum()
+            found = torch.autograd.grad(energy, place)[0].requires_grad_()
+            value = layer_distance(network, found, wanted)
+        pull = torch.autograd.grad(value, found)[0]
+        h = spacing(estimator.radius * theta.norm()[None, None], pull[None])
+        away = h * pull
         shares = replace(own, weights=own.weights * problem.energy.data_size)
         above, below = problem.energies(torch.cat([theta + away, theta - away]), own.x, shares)
         along = (above - below) / (2 * h.squeeze())
-        return value + along - along.detach()
+        return value.detach() + along - along.detach()
 
     def _network(
         self, network: Network, matched: int, points: Points, problem: Problem, randomness: Randomness
@@ -137,35 +152,31 @@ class GradientMatching(GradientMethod):
         """A fresh one, or the one that was matched before, trained on the points as they are now."""
         if matched == 0:
             return fresh_parameters(network, 1, points.x, randomness)[0]
-        theta, augmentation = points.state[NETWORK], problem.augmentation
-        return trained(network, theta, points, self.epochs, self.step_size, augmentation, problem, randomness)
 
+        def train(given: Mapping[str, Tensor], randomness: Randomness) -> Mapping[str, Tensor]:
+            own, augmentation = Points(given["x"], given["y"], given["weights"]), problem.augmentation
+            theta = trained(
+                network, given["theta"], own, self.epochs, self.step_size, augmentation, problem, randomness
+            )
+            return {"theta": theta}
 
-def mean_energy(model: Model) -> Callable[..., Tensor]:
-    """The mean cross-entropy E_c of one class's points, whose weights sum to one, as a function of tensors."""
-
-    def energy(x: Tensor, weights: Tensor, y: Tensor, theta: Tensor) -> Tensor:
-        return -(weights * model.log_likelihood(theta, x, y)).sum()
-
-    return energy
-
-
-def match(model: Model, network: Network) -> Callable[..., Tensor]:
-    """The distance of the gradient on one class's points from the one that is wanted, as a function of tensors."""
-
-    def distance(x: Tensor, weights: Tensor, y: Tensor, theta: Tensor, wanted: Tensor) -> Tensor:
-        place = theta.detach().requires_grad_()
-        (found,) = torch.autograd.grad(mean_energy(model)(x, weights, y, place), place, create_graph=True)
-        return layer_distance(network, found, wanted)
-
-    return distance
+        tensors = {"theta": points.state[NETWORK], "x": points.x, "y": points.y, "weights": points.weights}
+        return problem.repeated((self, "training", network), train, tensors, randomness)["theta"]
 
 
 def layer_distance(
     network: Network, found: Tensor, wanted: Tensor, smallest_product: float = SMALLEST_PRODUCT
 ) -> Tensor:
-    """sum over layers and units of one minus the cosine of the angle between their weights' gradients (size,)."""
-    pairs = zip(network.unflatten(found).values(), network.unflatten(wanted).values(), strict=True)
-    units = [(q.flatten(1), g.flatten(1)) for q, g in pairs if q.dim() > 1]
-    cosines = [(q * g).sum(1) / (q.norm(dim=1) * g.norm(dim=1) + smallest_product) for q, g in units]
-    return (1 - torch.cat(cosines)).sum()
+    """The distance of gradients (..., size)."""
+    return cosine_distance(weight_rows(network, found), weight_rows(network, wanted), smallest_product)
+
+
+def cosine_distance(
+    found: Sequence[Tensor], wanted: Sequence[Tensor], smallest_product: float = SMALLEST_PRODUCT
+) -> Tensor:
+    """sum over layers and units of one minus the cosine of the angle between their rows (..., units, inputs)."""
+    total = found[0].new_zeros(())
+    for q, g in zip(found, wanted, strict=True):
+        cosines = (q * g).sum(-1) / (q.norm(dim=-1) * g.norm(dim=-1) + smallest_product)
+        total = total + (1 - cosines).sum()
+    return total

@@ -42,6 +42,8 @@ from pseudocoresets.models.networks import Network
 
 TARGETS, CENTRES = "released class means", "centres"
 ENTROPY: Entropy = SystemEntropy()
+FEATURES = "private features"
+"""What the streams of a network and its augmentation are for."""
 COUNT_ENTRY = 0.1
 """a: the share of the norm that counts the examples of a class."""
 FEWEST = 0.1
@@ -69,19 +71,24 @@ class PrivateMatching(GradientMethod):
             noise_multiplier=(self.noise_multiplier, 0),
         )
 
+    @property
+    def repeats(self) -> bool:
+        return True
+
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         network = network_of(problem, self.name)
         state = dict(points.state) or self.release(network, problem, points.x.device)
         members = membership(points, network.spec.classes)
-        picked = randomness.host.sample(range(self.networks), min(self.at_once, self.networks))
-        distance = torch.stack(
-            [
-                (class_means(self._view(k, network, problem, state[CENTRES][k])(points.x), members) - state[TARGETS][k])
-                .square()
-                .sum()
-                for k in picked
-            ]
-        ).mean()
+        at_once = min(self.at_once, self.networks)
+        picked, streams = randomness.numbered(
+            lambda host: host.sample(range(self.networks), at_once), self.feature_seed, FEATURES
+        )
+        targets, centres = state[TARGETS][picked], state[CENTRES][picked]
+        distances = []
+        for number, stream in enumerate(streams):
+            view = _view(network, problem, stream, centres[number])
+            distances.append((class_means(view(points.x), members) - targets[number]).square().sum())
+        distance = torch.stack(distances).mean()
         return Loss(distance, {"distance": distance.detach()}, state)
 
     def release(self, network: Network, problem: Problem, device: torch.device) -> dict[str, Tensor]:
@@ -118,21 +125,30 @@ class PrivateMatching(GradientMethod):
 
     def _view(self, k: int, network: Network, problem: Problem, centre: Tensor) -> Transformation:
         """u_k, from images to (images, features)."""
-        embed = self._embedding(k, network, problem, centre.device)
-        return lambda x: F.normalize(embed(x) - centre, dim=1)
+        return _view(network, problem, self._streams(k, centre.device), centre)
 
     def _centre(self, k: int, network: Network, problem: Problem, device: torch.device) -> Tensor:
         """m_k."""
         noise = coarse_noise(NOISE_IMAGES, network, generator_for(self.feature_seed, "noise images", k)).to(device)
         with torch.no_grad():
-            return self._embedding(k, network, problem, device)(noise).mean(0)
+            return _embedding(network, problem, self._streams(k, device))(noise).mean(0)
 
-    def _embedding(self, k: int, network: Network, problem: Problem, device: torch.device) -> Transformation:
-        """f_k(A_k x)."""
-        randomness = Randomness.for_purpose(self.feature_seed, "private features", k, device=device)
-        theta = network.draw(1, randomness.device)[0]
-        augment = shared_transformation(problem, randomness)
-        return lambda x: problem.backend.features(network, theta, augment(x))
+    def _streams(self, k: int, device: torch.device) -> Randomness:
+        """Those that network k and its augmentation are drawn from."""
+        return Randomness.for_purpose(self.feature_seed, FEATURES, k, device=device)
+
+
+def _embedding(network: Network, problem: Problem, randomness: Randomness) -> Transformation:
+    """f(A x)."""
+    theta = network.draw(1, randomness.device)[0]
+    augment = shared_transformation(problem, randomness)
+    return lambda x: problem.backend.features(network, theta, augment(x))
+
+
+def _view(network: Network, problem: Problem, randomness: Randomness, centre: Tensor) -> Transformation:
+    """u(x)."""
+    embed = _embedding(network, problem, randomness)
+    return lambda x: F.normalize(embed(x) - centre, dim=1)
 
 
 def coarse_noise(count: int, network: Network, generator: torch.Generator) -> Tensor:

@@ -11,8 +11,8 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from functools import cached_property, partial
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,14 @@ class NetworkSpec:
         }
 
 
+class Applied(NamedTuple):
+    """A layer, what it got and what it gave."""
+
+    layer: nn.Conv2d | nn.Linear
+    given: Tensor
+    output: Tensor
+
+
 @runtime_checkable
 class PopulationForward(Protocol):
     """A module with a forward of its own for a population; the others get ``vmap``."""
@@ -108,6 +116,11 @@ class Network:
         register its constructor: ``NETWORKS.add("mine", constructor)``.
         """
         return cls(build, NetworkSpec(name or f"{CUSTOM}:{type(seeded(build, 0)).__qualname__}", shape, classes))
+
+    @property
+    def layout(self) -> Layout:
+        """Names and shapes of the parameters, in the order in which a parameter vector holds them."""
+        return self._layout
 
     @cached_property
     def fingerprint(self) -> str:
@@ -168,12 +181,17 @@ class Network:
         """
         if theta.dim() == 1:
             return self.logits(theta[None], images)[0]
+        return self.population_logits(self.unflatten(theta), images)
+
+    def population_logits(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
+        """The same (chains, batch, classes) for parameters by name, each with a leading chain dimension."""
         if self._population is not None:
-            return self._population.population_logits(self.unflatten(theta), images)
-        if theta.shape[0] == 1:
-            return self._forward(theta[0], images[0] if images.dim() == 5 else images)[None]
-        images_dim = 0 if images.dim() == 5 else None
-        logits: Tensor = vmap(self._forward, in_dims=(0, images_dim))(theta, images)
+            return self._population.population_logits(parameters, images)
+        shared = images.dim() == 4
+        if len(next(iter(parameters.values()))) == 1:
+            own = {name: value[0] for name, value in parameters.items()}
+            return self._forward(own, images if shared else images[0])[None]
+        logits: Tensor = vmap(self._forward, in_dims=(0, None if shared else 0))(parameters, images)
         return logits
 
     def features(self, theta: Tensor, images: Tensor) -> Tensor:
@@ -199,13 +217,40 @@ class Network:
         hooks = [layer.register_forward_pre_hook(keep_input) for layer in layers if isinstance(layer, nn.Linear)]
         hooks += [layer.register_forward_hook(keep_output) for layer in layers if isinstance(layer, kinds)]
         try:
-            self._forward(theta, images)
+            self._forward(self.unflatten(theta), images)
         finally:
             for hook in hooks:
                 hook.remove()
         if not inputs:
             raise InputError(f"The network '{self.spec.name}' has no linear layer whose inputs could be embeddings.")
         return [each.flatten(1) for each in (*outputs, *inputs)]
+
+    def traced(self, theta: Tensor, images: Tensor) -> tuple[Tensor, dict[str, Applied] | None]:
+        """Class scores (batch, classes), and every layer whose weight is a matrix or more, by its name.
+
+        None where they are not all linear maps or plain convolutions that were applied once, to one tensor.
+        """
+        found: dict[str, Applied] = {}
+        calls: list[int] = []
+
+        def keep(name: str, layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+            assert isinstance(layer, nn.Conv2d | nn.Linear)
+            found[name] = Applied(layer, given[0], output)
+            calls.append(output._version)
+
+        hooks = [
+            layer.register_forward_hook(partial(keep, f"{name}.weight"))
+            for name, layer in self._module_on(images.device).named_modules()
+            if type(layer) is nn.Linear or (type(layer) is nn.Conv2d and _is_plain(layer))
+        ]
+        try:
+            scores = self._forward(self.unflatten(theta), images)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        unchanged = calls == [each.output._version for each in found.values()]
+        wanted = [name for name, shape in self._layout if len(shape) > 1]
+        return scores, {name: found[name] for name in wanted} if unchanged and set(found) == set(wanted) else None
 
     def module(self, theta: Tensor) -> nn.Module:
         """An ordinary module with these parameters, in evaluation mode, for use outside this library."""
@@ -230,9 +275,8 @@ class Network:
         parts = torch.split(theta, self._sizes, dim=-1)
         return {name: part.view(*chains, *shape) for (name, shape), part in zip(self._layout, parts, strict=True)}
 
-    def _forward(self, theta: Tensor, images: Tensor) -> Tensor:
-        module = self._module_on(images.device)
-        logits: Tensor = functional_call(module, self.unflatten(theta), (images,))
+    def _forward(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
+        logits: Tensor = functional_call(self._module_on(images.device), dict(parameters), (images,))
         return logits
 
     def _module_on(self, device: torch.device) -> nn.Module:
@@ -284,6 +328,12 @@ def refuse_batch_statistics(module: nn.Module, name: str) -> None:
                 "likelihood of one image depends on the others and has no posterior to sample; use instance, "
                 "group or layer normalisation instead."
             )
+
+
+def _is_plain(layer: nn.Conv2d) -> bool:
+    """Whether it is a sum over windows without gaps of all channels, with zeros around the image."""
+    usual = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return usual and set(layer.dilation) == {1}
 
 
 def _fixed_values(count: int) -> Tensor:

@@ -84,10 +84,11 @@ class Order:
             coresets=self.coresets and self.coresets.absolute(),
         )
 
-    def expert_folder(self, plan: Plan) -> Path:
-        root = self.experts_dir or self.data_dir / "experts"
+    def expert_folder(self, cell: ReproductionCell) -> Path:
+        root, plan = self.experts_dir or self.data_dir / "experts", self.scale.plan(cell)
         trained = f"{plan.experts.epochs}x{plan.experts.batch_size or 'default'}"
-        return root / slug(plan.dataset, plan.network, trained)
+        inputs = {None: [], False: ["normalised"], True: ["whitened"]}[VARIANTS[cell.made.variant].whiten]
+        return root / slug(plan.dataset, plan.network, trained, *inputs)
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class ReproductionJudge:
 
     def __init__(self, order: Order, place: Workplace) -> None:
         self._order, self._place = order, place
-        self._data: dict[str, Data] = {}
+        self._data: dict[tuple[str, bool | None], Data] = {}
         self._experts: dict[Path, Experts] = {}
 
     def folder(self, cell: ReproductionCell) -> Path:
@@ -118,6 +119,7 @@ class ReproductionJudge:
             "content": {
                 "data": data.fingerprint,
                 "test data": data.test.fingerprint,
+                "whiten": VARIANTS[cell.made.variant].whiten,
                 "coreset": None if recorded is None else fingerprint(recorded.read_bytes()),
             },
         }
@@ -130,24 +132,24 @@ class ReproductionJudge:
     def train_block(self, cell: ReproductionCell, block: Sequence[int]) -> None:
         """Some of the experts that the cell needs."""
         plan, data = self._order.scale.plan(cell), self._data_of(cell).final
-        folder = make_folder(self._order.expert_folder(plan))
+        folder = make_folder(self._order.expert_folder(cell))
         train_block(data, plan.network, block, plan.experts, folder, self._place.device, self._place.backend)
 
     def _data_of(self, cell: ReproductionCell) -> Data:
-        name = cell.made.dataset
-        if name not in self._data:
-            whole = load_dataset(name, self._order.data_dir, download=False)
+        name, whiten = key = cell.made.dataset, VARIANTS[cell.made.variant].whiten
+        if key not in self._data:
+            whole = load_dataset(name, self._order.data_dir, download=False, whiten=whiten, device=self._place.device)
             held_out = whole.holding_out(HELD_OUT)
             final = replace(held_out, test=self._shortened(whole.test), transform=held_out.transform_source)
-            self._data[name] = Data(final, held_out)
-        return self._data[name]
+            self._data[key] = Data(final, held_out)
+        return self._data[key]
 
     def _shortened(self, split: Split) -> Split:
         most = self._order.scale.test_images
         return split if most is None else Split(split.images[:most], split.labels[:most])
 
-    def _experts_of(self, plan: Plan, data: Dataset) -> Experts:
-        folder = self._order.expert_folder(plan)
+    def _experts_of(self, cell: ReproductionCell) -> Experts:
+        folder, plan, data = self._order.expert_folder(cell), self._order.scale.plan(cell), self._data_of(cell).final
         if folder not in self._experts or len(self._experts[folder]) != plan.expert_count:
             make_folder(folder)
             with FileLock(folder / ".lock"):  # another process may be training the same ones
@@ -246,7 +248,7 @@ class _Measurement:
 
     @property
     def _experts(self) -> Experts:
-        return self._owner._experts_of(self._plan, self._data)
+        return self._owner._experts_of(self._cell)
 
     @cached_property
     def _corrupted(self) -> Corrupted:
@@ -272,6 +274,7 @@ class _Measurement:
         identity = {
             "plan": {name: value for name, value in plain.as_json().items() if name not in ("sampling", "protocol")},
             "data": self._data.fingerprint,
+            "whiten": VARIANTS[self._cell.made.variant].whiten,
             "rates": list(self._scale.rates) if VARIANTS[self._cell.made.variant].chooses_rate else [],
         }
         return once(self._folder / CONSTRUCTION, identity, lambda: self._construct(plain))

@@ -35,6 +35,8 @@ class Scale:
     expert_epochs: int | None = None
     iterations: int | None = None
     """The most of any construction."""
+    shares: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    """Of a variant at so many images per class, the part of its preset's iterations that is run; 1 where none is."""
     rates: Sequence[float] = RATES
     rate_iterations: int = 200
     """Of each short construction on whose held-out accuracy a learning rate is chosen."""
@@ -86,12 +88,14 @@ class Scale:
         if cell.network is not None:
             steps = min(CROSS_STEPS, plan.sampling.steps)
             plan = replace(plan, sampling=replace(plan.sampling, steps=steps))
-        return replace(self._shortened(plan), control_draws=self.control_draws)
+        return replace(
+            self._shortened(plan, self.shares.get((made.variant, made.ipc), 1.0)), control_draws=self.control_draws
+        )
 
-    def _shortened(self, plan: Plan) -> Plan:
+    def _shortened(self, plan: Plan, share: float) -> Plan:
         def shortened(settings: Any) -> Any:
-            most = settings.iterations if self.iterations is None else min(self.iterations, settings.iterations)
-            return replace(settings, iterations=most)
+            wanted = max(1, round(share * settings.iterations))
+            return replace(settings, iterations=wanted if self.iterations is None else min(self.iterations, wanted))
 
         before = tuple(replace(stage, construction=shortened(stage.construction)) for stage in plan.before)
         return replace(plan, construction=shortened(plan.construction), before=before)

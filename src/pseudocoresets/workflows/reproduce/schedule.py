@@ -19,6 +19,7 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.mapping import Mapper, in_this_process
 from pseudocoresets.core.progress import Silent, task
 from pseudocoresets.data import find_entry
+from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.workflows.cells import RESULT, Outcome, lost_cell, run_cells
 from pseudocoresets.workflows.place import Workplace
 from pseudocoresets.workflows.plan import Plan
@@ -32,6 +33,18 @@ PACE = 0.010, 0.00014
 """Seconds of an iteration of cd with k = 100 on one H200: these, and these for each image (docs/speed.md)."""
 DEARER = {"bptt": 1.5, "fkl": 3.0, "rkl": 3.0, "wasserstein": 1.5, "fkl-hmc": 8.0, "fkl-kfl": 8.0, "psvi": 10.0}
 """Than cd, an iteration of these methods."""
+PACES = {
+    "dm": (0.0017, 1.5e-6),
+    "gm": (0.007, 1.5e-4),
+    "dsa": (0.007, 1.5e-4),
+    "cafe": (0.012, 6e-5),
+    "cafe-dsa": (0.012, 6e-5),
+    "mtt": (0.2, 4e-3),
+    "dd": (0.2, 4e-3),
+    "ld": (0.05, 1e-3),
+    "kip": (1.0, 1e-2),
+}
+"""The same of methods that have another pace; dm's is measured (benchmarks/NOTES.md)."""
 EXPERT_IMAGES_PER_SECOND = 400_000
 PLAIN_PATH = 10.0
 """How much slower networks are that the fast path does not know."""
@@ -48,11 +61,14 @@ class Wanted:
     variants: Sequence[str] = ()
     protocols: Sequence[str] = ()
     seeds: int = 1
+    only: Sequence[tuple[str, int]] = ()
+    """Variants at so many images per class, in the order of their worth."""
 
     def __post_init__(self) -> None:
         for name in self.tables:
             TABLES[name]
-        unknown = [name for name in self.variants if name not in VARIANTS]
+        named = (*self.variants, *(variant for variant, _ in self.only))
+        unknown = [name for name in named if name not in VARIANTS]
         if unknown:
             raise InputError(f"There is no variant named '{unknown[0]}'. Known: {', '.join(VARIANTS)}.")
 
@@ -60,7 +76,7 @@ class Wanted:
         """In the order of their worth, each once."""
         plain = [cell for name in self.tables or TABLES for cell in TABLES[name].cells() if self._asks_for(cell)]
         first = list(dict.fromkeys(order.scale.cell(cell) for cell in plain))
-        rank = {cell.made: (_variant_rank(cell), index) for index, cell in reversed(list(enumerate(first)))}
+        rank = {cell.made: (self._rank(cell), index) for index, cell in reversed(list(enumerate(first)))}
         ordered = sorted(first, key=lambda cell: rank[cell.made])
         every = [list(cell.seeded(self.seeds)) for cell in ordered]
         return [seeded[seed] for seed in range(self.seeds) for seeded in every]
@@ -71,13 +87,15 @@ class Wanted:
             (self.sizes, cell.made.ipc),
             (self.variants, cell.made.variant),
             (self.protocols, cell.protocol),
+            (self.only, (cell.made.variant, cell.made.ipc)),
         )
         return all(not choice or value in choice for choice, value in asked)
 
-
-def _variant_rank(cell: ReproductionCell) -> int:
-    known = FIRST_VARIANTS
-    return known.index(cell.made.variant) if cell.made.variant in known else len(known)
+    def _rank(self, cell: ReproductionCell) -> int:
+        variant, place = cell.made.variant, (cell.made.variant, cell.made.ipc)
+        if place in self.only:
+            return self.only.index(place)
+        return FIRST_VARIANTS.index(variant) if variant in FIRST_VARIANTS else len(FIRST_VARIANTS)
 
 
 def missing(cell: ReproductionCell, order: Order) -> str | None:
@@ -111,8 +129,8 @@ def _parts(cell: ReproductionCell, order: Order) -> dict[str, float]:
     if cell.role == "coreset" and not made:
         found[cell.made.slug] = _constructing(cell, plan, order)
     needs_experts = plan.protocol == "expert" or (cell.role == "coreset" and not made and plan.needs_experts())
-    if needs_experts and not (order.expert_folder(plan) / "store.json").is_file():
-        found[str(order.expert_folder(plan))] = _training(plan)
+    if needs_experts and not (order.expert_folder(cell) / "store.json").is_file():
+        found[str(order.expert_folder(cell))] = _training(plan)
     return found
 
 
@@ -123,11 +141,11 @@ def _training(plan: Plan) -> float:
 
 def _constructing(cell: ReproductionCell, plan: Plan, order: Order) -> float:
     stages = [(stage.method, stage.construction.iterations) for stage in plan.before]
-    stages.append((plan.method, plan.construction.iterations))
+    stages.append((plan.method, 0 if plan.method in SELECTIONS else plan.construction.iterations))
     if VARIANTS[cell.made.variant].chooses_rate:
         stages.append((plan.method, len(order.scale.rates) * order.scale.rate_iterations))
-    paces = (DEARER.get(method, 1.0) * iterations for method, iterations in stages)
-    return _path_factor(plan.network) * _pace(plan) * sum(paces) + 5.0
+    seconds = (DEARER.get(method, 1.0) * _pace(plan, method) * iterations for method, iterations in stages)
+    return _path_factor(plan.network) * sum(seconds) + 5.0
 
 
 def _judging(cell: ReproductionCell, plan: Plan) -> float:
@@ -141,8 +159,8 @@ def _judging(cell: ReproductionCell, plan: Plan) -> float:
     return draws * (2.0 + sampling) + extra * _path_factor(cell.network or plan.network)
 
 
-def _pace(plan: Plan) -> float:
-    fixed, for_each = PACE
+def _pace(plan: Plan, method: str = "cd") -> float:
+    fixed, for_each = PACES.get(method, PACE)
     return fixed + for_each * plan.construction.ipc * len(find_entry(plan.dataset).classes)
 
 
@@ -193,7 +211,6 @@ def _first_of_each_store(cells: Sequence[ReproductionCell], order: Order) -> Ite
     """A cell for each folder of experts that cells that are not done need."""
     found: dict[Path, ReproductionCell] = {}
     for cell in cells:
-        plan = order.scale.plan(cell)
-        if not is_done(cell, order) and plan.needs_experts():
-            found.setdefault(order.expert_folder(plan), cell)
+        if not is_done(cell, order) and order.scale.plan(cell).needs_experts():
+            found.setdefault(order.expert_folder(cell), cell)
     return found.values()

@@ -12,10 +12,14 @@ from pseudocoresets._io.files import read_json
 from pseudocoresets.evaluation.paper import PaperFigure
 from pseudocoresets.workflows.cells import FAILURE, RESULT, Document, markdown_table
 from pseudocoresets.workflows.reproduce.catalogue import CORRUPTION_NAMES, Entry, Place, Table
-from pseudocoresets.workflows.reproduce.cells import VARIANTS, ReproductionCell
+from pseudocoresets.workflows.reproduce.cells import VARIANTS, Made, ReproductionCell
 from pseudocoresets.workflows.reproduce.scale import Scale
 
 Records = Mapping[ReproductionCell, Document]
+JOINED_COLUMNS = (
+    "data", "images per class", "ours", "published", "point", "cold, one chain", "cold, averaged", "its NLL", "its ECE",
+    "iterations", "seconds", "peak GB",
+)  # fmt: skip
 REPORTED_ATTACK = "autoattack-style", "8/255"
 
 
@@ -38,6 +42,8 @@ UNITS = {
     "brier": Unit(decimals=3),
     "gpu memory (GB)": Unit(1e-9),
     "seconds per iteration": Unit(decimals=3),
+    "iterations": Unit(decimals=0, higher_is_better=None),
+    "construction seconds": Unit(decimals=0, higher_is_better=None),
 }
 
 
@@ -190,7 +196,12 @@ def _comparison(
 def _values(metric: str, place: Place, document: Document) -> tuple[list[float], float | None] | None:
     """Single runs and the average over chains, in this library's unit."""
     construction = document.get("construction", {})
-    costs = {"gpu memory (GB)": "peak_memory", "seconds per iteration": "seconds_per_iteration"}
+    costs = {
+        "gpu memory (GB)": "peak_memory",
+        "seconds per iteration": "seconds_per_iteration",
+        "iterations": "iterations",
+        "construction seconds": "construct_seconds",
+    }
     if metric in costs:
         cost = construction.get(costs[metric])
         return None if not cost else ([float(cost)], None)
@@ -225,7 +236,12 @@ def markdown(table: Table, lines: Sequence[Line]) -> list[str]:
     if not shown:
         return [*head, f"None of its {len(lines)} lines has been computed.", ""]
     left = "" if len(shown) == len(lines) else f"{len(lines) - len(shown)} of {len(lines)} lines are not computed."
-    return [*head, *markdown_table(_columns(table, shown), _rows(table, shown)), "", *([left, ""] if left else [])]
+    body = (
+        markdown_table(JOINED_COLUMNS, _joined_rows(shown))
+        if table.joined
+        else markdown_table(_columns(table, shown), _rows(table, shown))
+    )
+    return [*head, *body, "", *([left, ""] if left else [])]
 
 
 def _columns(table: Table, lines: Sequence[Line]) -> list[str]:
@@ -249,6 +265,47 @@ def _rows(table: Table, lines: Sequence[Line]) -> Iterator[list[str]]:
             first = line.comparisons[0]
             row += ["" if each is None else each.text(first.unit) for each in (first.control, first.starts)]
         yield row
+
+
+def _joined_rows(lines: Sequence[Line]) -> Iterator[list[str]]:
+    """A row for each coreset: the paper's figure, both protocols, and what it cost."""
+    rows: dict[Made, dict[str, Line]] = {}
+    for line in lines:
+        rows.setdefault(line.entry.cell.made, {})[line.entry.cell.protocol] = line
+    for made, of_protocol in rows.items():
+        point, cold = (_by_metric(of_protocol.get(protocol)) for protocol in ("point", "cold"))
+        cost = cold or point
+        yield [
+            made.dataset,
+            str(made.ipc),
+            VARIANTS[made.variant].title,
+            next(iter(of_protocol.values())).comparisons[0].paper_text,
+            _single(point.get("accuracy")),
+            _single(cold.get("accuracy")),
+            *(_average(cold.get(metric)) for metric in ("accuracy", "nll", "ece")),
+            _iterations(cost.get("iterations"), made),
+            *(_single(cost.get(metric)) for metric in ("construction seconds", "gpu memory (GB)")),
+        ]
+
+
+def _by_metric(line: Line | None) -> dict[str, Comparison]:
+    return {} if line is None else {each.metric: each for each in line.comparisons}
+
+
+def _single(found: Comparison | None) -> str:
+    return "" if found is None or found.ours is None else _marked(found.ours.text(found.unit), found.verdict)
+
+
+def _average(found: Comparison | None) -> str:
+    return "" if found is None or found.ours is None else found.ours.averaged_text(found.unit)
+
+
+def _iterations(found: Comparison | None, made: Made) -> str:
+    """How many there were, and how many the settings have where that is more."""
+    if found is None or found.ours is None or found.ours.mean is None:
+        return ""
+    planned, count = Scale().plan(ReproductionCell(made)).construction.iterations, round(found.ours.mean)
+    return f"{count:,}" if count == planned else f"{count:,} of {planned:,}"
 
 
 def _has_variants(lines: Iterable[Line]) -> bool:
