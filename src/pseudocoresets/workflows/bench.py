@@ -94,16 +94,18 @@ class Measurement:
         return asdict(self) | {"ratio": self.ratio}
 
 
-def run_bench(device: str | torch.device = "auto", backend: Backend | None = None) -> Iterator[Measurement]:
-    """Every measurement, one after another."""
+def run_bench(
+    device: str | torch.device = "auto", backend: Backend | None = None, alone: bool = False
+) -> Iterator[Measurement]:
+    """Every measurement, one after another; ``alone`` leaves the reference out."""
     device = resolve_device(device)
     backend = backend or choose_backend(device)
     if device.type == "cpu":
-        larger = _Bench(MNIST_ON_CPU, device, backend).construction(1)
+        larger = _Bench(MNIST_ON_CPU, device, backend, alone).construction(1)
         yield replace(larger, what=f"MNIST, depth 3, width 128: {larger.what}")
     scale = GPU if device.type == "cuda" else CPU
     with threads_for(scale.shape):
-        bench = _Bench(scale, device, backend)
+        bench = _Bench(scale, device, backend, alone)
         yield from bench.ceilings()
         for ipc in scale.sizes:
             yield bench.construction(ipc)
@@ -118,8 +120,9 @@ def run_bench(device: str | torch.device = "auto", backend: Backend | None = Non
 
 
 class _Bench:
-    def __init__(self, scale: Scale, device: torch.device, backend: Backend) -> None:
+    def __init__(self, scale: Scale, device: torch.device, backend: Backend, alone: bool) -> None:
         self._scale = scale
+        self._alone = alone
         self._device = device
         self._backend = backend
         self._data = synthetic_data(scale.shape, scale.train_images, scale.test_images)
@@ -143,7 +146,7 @@ class _Bench:
             warm_up = time.monotonic() - began
             if self._device.type == "cuda":
                 self._run_ahead(step)
-            compared = chains == 1 and steps == self._scale.steps
+            compared = chains == 1 and steps == self._scale.steps and not self._alone
             ours, reference = self._beside(step, self._reference(images, steps) if compared else None)
             host = self._host(step) if self._device.type == "cuda" else None
         return Measurement(
@@ -195,7 +198,8 @@ class _Bench:
             self._train_experts(epochs)
             self._wait()
         rate = self._expert_rate = 4 * epochs * scale.train_images / (time.monotonic() - began)
-        reference = batch / (self._median(self._reference(batch, 10), 5) / 10 * 1e-3)
+        ten_steps = None if self._alone else self._median(self._reference(batch, 10), 5)
+        reference = None if ten_steps is None else 1e3 * batch / (ten_steps / 10)
         return Measurement(
             "experts, with augmentation",
             "images/s",
@@ -347,9 +351,9 @@ class _Bench:
             torch.cuda.synchronize(self._device)
 
 
-def contrastive_divergence(chains: int, steps: int) -> ContrastiveDivergence:
+def contrastive_divergence(chains: int, steps: int, kernel: str = "langevin") -> ContrastiveDivergence:
     """With draws from the three snapshots of ``random_experts``."""
-    return ContrastiveDivergence(expert_epochs=1, max_start_epoch=None, chains=chains, steps=steps)
+    return ContrastiveDivergence(expert_epochs=1, max_start_epoch=None, chains=chains, steps=steps, kernel=kernel)
 
 
 def construction_iteration(
@@ -360,12 +364,13 @@ def construction_iteration(
     device: torch.device,
     backend: Backend,
     experts: Experts | None = None,
+    learn_weights: bool = False,
 ) -> Callable[[], None]:
     """One iteration of a construction, to be called again and again; random experts where none are given."""
     settings = ConstructionSettings(ipc=ipc, learning_rate=1e-3)
     start = real_coreset(data, settings, network.spec, "bench")
     real = RealData.of(data, device)
-    learner = Learner(Parameterisation(start.points), method, settings, device)
+    learner = Learner(Parameterisation(start.points, learn_weights=learn_weights), method, settings, device)
     problem = Problem(
         Energy(Classifier(network), len(data.train)),
         source=experts or random_experts(network),
@@ -427,20 +432,22 @@ def step_cost(network: Network, images: int, bytes_per_value: int) -> tuple[floa
     input; every activation is written once and read once in each direction.
     """
     flops = traffic = 0.0
-    x = torch.zeros(1, *network.spec.shape)
     first = True
-    for layer in network.prototype.modules():
-        if list(layer.children()):
-            continue
-        inputs = x
-        x = layer(x)
-        weight = getattr(layer, "weight", None)
-        if weight is not None and weight.dim() >= 2:
-            outputs = x.numel() if weight.dim() == 2 else x[0, 0].numel() * weight.shape[0]
-            products = 2.0 * outputs * weight[0].numel()
-            flops += images * products * (2 if first else 3)
-            traffic += images * bytes_per_value * (2 * inputs.numel() + 4 * x.numel())
-            first = False
+
+    def count(layer: torch.nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal flops, traffic, first
+        assert isinstance(layer, torch.nn.Conv2d | torch.nn.Linear)
+        products = 2.0 * output.numel() * layer.weight[0].numel()
+        flops += images * products * (2 if first else 3)
+        traffic += images * bytes_per_value * (2 * given[0].numel() + 4 * output.numel())
+        first = False
+
+    layers = [layer for layer in network.prototype.modules() if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear)]
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    with torch.no_grad():
+        network.prototype(torch.zeros(1, *network.spec.shape))
+    for hook in hooks:
+        hook.remove()
     return flops, traffic + 16.0 * network.size
 
 
@@ -466,7 +473,7 @@ def _matrix_rate(device: torch.device) -> float:
     """Operations a second of a large product: bfloat16 on a GPU, float32 on a CPU."""
     side, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
     a = torch.randn(side, side, device=device).to(dtype)
-    seconds = _seconds(lambda: a @ a, device)
+    seconds = seconds_of(lambda: a @ a, device)
     return 2 * side**3 / seconds
 
 
@@ -475,11 +482,12 @@ def _copy_rate(device: torch.device) -> float:
     count = 2**30 if device.type == "cuda" else 2**26
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * count / _seconds(lambda: target.copy_(source), device)
+    return 2 * count / seconds_of(lambda: target.copy_(source), device)
 
 
-def _seconds(call: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
-    for _ in range(3):
+def seconds_of(call: Callable[[], object], device: torch.device, repeats: int = 10, warm_ups: int = 3) -> float:
+    """The mean of calls that follow one another."""
+    for _ in range(warm_ups):
         call()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
