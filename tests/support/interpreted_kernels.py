@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pseudocoresets.backends import Backend, ChainPlan, PlainBackend
 from pseudocoresets.backends.fused import FusedBackend, head
 from pseudocoresets.backends.fused.augmentation import FusedAugmentation, fused_augmentation
+from pseudocoresets.backends.fused.autograd import AutogradLayout, autograd_layout
 from pseudocoresets.backends.fused.chains import CapturedChains
 from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
 from pseudocoresets.backends.fused.layout import Layout, layout_of
@@ -152,13 +153,32 @@ class InterpretedChains(CapturedChains):
         return Replay(self._all_steps)
 
 
-def check_chains(shared: bool, soft: bool, momentum: float) -> dict[str, float]:
+class Residual(nn.Module):
+    """A network with a shortcut, which is no stack of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.branch = nn.Conv2d(3, 8, 3, stride=2), nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.norm, self.classifier = nn.GroupNorm(2, 8), nn.Linear(8, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)
+        return self.classifier((x + F.leaky_relu(self.norm(self.branch(x)))).amax((2, 3)))
+
+
+CONVNET = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+OTHERS = [
+    build_network("convnet:depth=2,width=8,norm=group,pooling=max,activation=leaky-relu", (3, 8, 8), 10),
+    Network.from_module(Residual, (3, 8, 8), 10),
+]
+
+
+def check_chains(network: Network, shared: bool, soft: bool, momentum: float) -> dict[str, float]:
     """Two steps of three chains without noise, on the same images or each on its own, against autograd."""
     chains, images, steps, step_size, decay = 3, 2, 2, 0.1, 0.01
     generator = torch.Generator().manual_seed(0)
-    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
-    layout = layout_of(network)
-    assert isinstance(layout, Layout)
+    layout = layout_of(network) or autograd_layout(network)
+    assert isinstance(layout, Layout) == (network is CONVNET)
     start = network.initialise(0, chains)
     sources = 1 if shared else chains
     x = torch.randn(sources, steps, images, 3, 8, 8, generator=generator)
@@ -187,12 +207,19 @@ def check_chains(shared: bool, soft: bool, momentum: float) -> dict[str, float]:
 class InterpretedBackend(FusedBackend):
     """The fused backend in float32 on the CPU, with a given number of steps to a block of a trajectory."""
 
-    def __init__(self, trajectory_steps: int = 1) -> None:
+    def __init__(self, trajectory_steps: int = 1, fused: bool = True) -> None:
         super().__init__("cpu", torch.float32)
-        self._steps = trajectory_steps
+        self._steps, self._fused = trajectory_steps, fused
 
     def _new_chains(
-        self, layout: Layout, network: Network, chains: int, images: int, steps: int, soft: bool, shared: bool
+        self,
+        layout: Layout | AutogradLayout,
+        network: Network,
+        chains: int,
+        images: int,
+        steps: int,
+        soft: bool,
+        shared: bool,
     ) -> CapturedChains:
         return InterpretedChains(layout, network.spec.shape, chains, images, steps, soft, shared, CPU, torch.float32)
 
@@ -207,16 +234,15 @@ class InterpretedBackend(FusedBackend):
     def _trajectory_block_length(self, steps: int, images: int) -> int:
         return self._steps
 
-    def _layout(self, network: Network, device: torch.device) -> Layout:
+    def _layout(self, network: Network, device: torch.device) -> Layout | None:
         layout = super()._layout(network, device)
-        assert layout is not None, "nothing here may go the plain way"
+        assert (layout is not None) == self._fused, "nothing here may go another way"
         return layout
 
 
-def check_run_chain(kernel: AnyKernel, schedule: Schedule | None) -> dict[str, float]:
+def check_run_chain(network: Network, kernel: AnyKernel, schedule: Schedule | None) -> dict[str, float]:
     """A kernel without noise under a schedule, in two blocks, against the plain backend in float64."""
     chains, images, steps, data_size = 2, 3, 6, 50
-    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
     x = torch.randn(images, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     energy = Energy(Classifier(network), data_size)
     points = Points(x, torch.arange(images), uniform_weights(images, data_size))
@@ -229,25 +255,36 @@ def check_run_chain(kernel: AnyKernel, schedule: Schedule | None) -> dict[str, f
                 at,
                 Randomness.for_purpose(0),
             )
-            for backend, at, given in ((InterpretedBackend(), start, points), (PlainBackend(), start.double(), double))
+            for backend, at, given in (
+                (InterpretedBackend(fused=network is CONVNET), start, points),
+                (PlainBackend(), start.double(), double),
+            )
         )
     return {f"kept {i}": relative(*pair) for i, pair in enumerate(zip(found - start, wanted - start, strict=True))}
 
 
 def check_jobs() -> dict[str, float]:
-    """Energies with their gradient in the images, predictions and mean energies, against the plain backend."""
+    """Energies with their gradients in what is learned, predictions and mean energies, against the plain backend."""
     generator = torch.Generator().manual_seed(0)
     network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
     energy, thetas = Energy(Classifier(network), 50), network.initialise(0, 2)
     x = torch.randn(3, 3, 8, 8, generator=generator).requires_grad_()
     points = Points(x, torch.arange(3), torch.rand(3, generator=generator))
+    soft = torch.rand(3, 10, generator=generator).softmax(-1).requires_grad_()
+    weights, shares = torch.tensor([0.7, 0.0, 1.3], requires_grad=True), torch.tensor([0.3, -1.2])
     answers = []
     for backend in (InterpretedBackend(), PlainBackend()):
         energies = backend.energies(energy, thetas, x, points)
+        learned = backend.energies(energy, thetas, x, Points(x, soft, weights))
+        of_images, of_labels, of_weights = torch.autograd.grad(shares @ learned, (x, soft, weights))
         answers.append(
             {
                 "energies": energies,
                 "image gradient": torch.autograd.grad(energies.sum(), x)[0],
+                "learned energies": learned,
+                "gradient in images": of_images,
+                "gradient in labels": of_labels,
+                "gradient in weights": of_weights,
                 "probabilities": backend.probabilities(network, thetas, x.detach()),
                 "mean energies": backend.mean_energies(energy.model, thetas, x.detach(), points.y),
                 "gradients": backend.mean_energies_and_gradients(energy.model, thetas, x.detach(), points.y).gradients,
@@ -464,14 +501,16 @@ if __name__ == "__main__":
         ],
         "mean energies": check_mean_energies(),
         "chains": [
-            check_chains(shared, soft, 0.8 if shared == soft else 0.0)
+            check_chains(CONVNET, shared, soft, 0.8 if shared == soft else 0.0)
             for shared in (True, False)
             for soft in (True, False)
         ],
+        "chains by autograd": [check_chains(each, soft, soft, 0.8) for each in OTHERS for soft in (True, False)],
         "run_chain": [
-            check_run_chain(SGHMC(0.1, 0.2), Cyclical(6, cycles=2)),
-            check_run_chain(SGD(0.1, 0.8), Drop(4)),
-            check_run_chain(SGHMC(0.1, 0.2), None),
+            check_run_chain(CONVNET, SGHMC(0.1, 0.2), Cyclical(6, cycles=2)),
+            check_run_chain(CONVNET, SGD(0.1, 0.8), Drop(4)),
+            check_run_chain(CONVNET, SGHMC(0.1, 0.2), None),
+            check_run_chain(OTHERS[0], SGD(0.1, 0.8), Drop(4)),
         ],
         "jobs": check_jobs(),
         "features": check_features(),

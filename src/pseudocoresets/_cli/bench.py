@@ -17,10 +17,12 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.evaluation.report import method_title
 from pseudocoresets.workflows.bench import Measurement, run_bench
 from pseudocoresets.workflows.bench_methods import Cost, MethodCost, bench_methods
+from pseudocoresets.workflows.bench_networks import NetworkCost, bench_networks
 from pseudocoresets.workflows.bench_plot import save_bench_plot
 
 SIZES = "1,10,50"
 METHOD_COLUMNS = ("", "ms/update", "peak MB", "published loop ms", "times faster", "its MB", "paper s", "paper GB")
+NETWORK_COLUMNS = ("", "ms", "plain ms", "times faster", "GFLOP/step", "in proportion ms", "of that")
 NOTE = (
     "An update is one of the images; each row's sides ran in processes of their own. The paper's seconds are of its "
     "own device and, for gm and dsa, of one network, which serves several updates."
@@ -36,6 +38,10 @@ def bench(
     ipc: Annotated[
         str | None, typer.Option("--ipc", help=f"Images per class for --methods; {SIZES} where none are given.")
     ] = None,
+    networks: Annotated[
+        bool,
+        typer.Option("--networks", help="Measure other networks, HMC, MALA and learned weights beside the plain path."),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Also write the table to this JSON file; of --methods, the plot beside it as PNG."),
@@ -47,6 +53,8 @@ def bench(
 
     With --methods: memory and seconds per iteration of construction methods, beside their published formulations as
     plain PyTorch loops and the paper's figures, and the plot of both against images per class.
+    With --networks: an iteration for other networks and samplers, on ten images, beside the plain path, and what the
+    ConvNet's time would be at their arithmetic.
 
     Example: bpc bench --out bench.json
     """
@@ -58,6 +66,9 @@ def bench(
     if methods is not None:
         found = bench_methods(o.words(methods), _sizes(ipc or SIZES), where, o.program_settings(context).precision)
         _show_methods(found, name, out, json)
+        return
+    if networks:
+        _show_networks(bench_networks(where, place.backend), name, out, json)
         return
     if ipc is not None:
         raise InputError("--ipc goes with --methods, such as --methods all.")
@@ -93,6 +104,36 @@ def _cells(row: Measurement) -> list[str]:
         "" if row.host is None else f"{row.host:,.3g}",
         "" if row.peak_memory is None else f"{row.peak_memory / 2**20:,.0f}",
         "" if row.warm_up_seconds is None else f"{row.warm_up_seconds:.1f}",
+    ]
+
+
+def _show_networks(found: Iterable[NetworkCost], name: str, out: Path | None, json: bool) -> None:
+    rows: list[NetworkCost] = []
+
+    def document() -> dict[str, object]:
+        return {"device": name, "torch": torch.__version__, "rows": [row.as_json() for row in rows]}
+
+    for row in found:
+        rows.append(row)
+        say(f"{row.case}: {row.ours:.4g} ms, plain {row.plain:.4g} ms")
+        if out is not None:
+            write_json(out, document())
+    if json:
+        print_json(document())
+    else:
+        title = f"{name}, torch {torch.__version__}: an iteration on ten images"
+        print_table(title, NETWORK_COLUMNS, [_network_cells(row) for row in rows])
+
+
+def _network_cells(row: NetworkCost) -> list[str]:
+    return [
+        str(row.case),
+        f"{row.ours:,.4g}",
+        f"{row.plain:,.4g}",
+        f"{row.times_faster:.1f} x",
+        f"{row.gflop_per_step:,.3g}",
+        "" if row.in_proportion is None else f"{row.in_proportion:,.4g}",
+        "" if row.of_proportion is None else f"{row.of_proportion:.2f}",
     ]
 
 

@@ -9,11 +9,11 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from pseudocoresets.core.energy import Energy, Model
+from pseudocoresets.core.energy import Energy, Model, Target
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
-from pseudocoresets.data.augmentation import AnyAugmentation
+from pseudocoresets.data.augmentation import AnyAugmentation, Transformation
 from pseudocoresets.gradients.descent import Trajectories
 from pseudocoresets.kernels import AnyKernel, Schedule
 from pseudocoresets.models.networks import Network
@@ -152,6 +152,10 @@ class Backend(Trajectories, Protocol):
             shared: Whether all chains see the same images (a coreset), or each its own (experts).
             images_per_block: The most images to augment at once.
         """
+        ...
+
+    def target(self, energy: Energy, points: Points, augment: Transformation | None = None) -> Target:
+        """The posterior of weighted points for a kernel that is run elsewhere; see ``Energy.target``."""
         ...
 
     def run_chain(

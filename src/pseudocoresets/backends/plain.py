@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.backends.backend import IMAGES_PER_BLOCK, ChainPlan, ChainRunner, MeanEnergies
-from pseudocoresets.core.energy import DifferentiatedModel, Energy, Model, without_noise
+from pseudocoresets.core.energy import DifferentiatedModel, Energy, Model, Target, without_noise
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
@@ -88,8 +88,7 @@ class PlainBackend:
     ) -> Tensor:
         fixed, kept = plan.points.detached(), []
         augment = chain_augmentation(plan.kernel, len(fixed), plan.augmentation, randomness)
-        energy = replace(plan.energy, model=differentiated(plan.energy.model, start.device))
-        target = energy.target(fixed.x, fixed.y, fixed.weights, augment)
+        target = self.target(plan.energy, fixed, augment)
         if not plan.noisy:
             target = without_noise(target)
         steps = transitions(plan.kernel, start, target, plan.steps, randomness.device, plan.schedule)
@@ -99,6 +98,10 @@ class PlainBackend:
             if on_steps is not None:
                 on_steps(1)
         return torch.stack(kept)
+
+    def target(self, energy: Energy, points: Points, augment: Transformation | None = None) -> Target:
+        own = replace(energy, model=differentiated(energy.model, points.x.device))
+        return own.target(points.x, points.y, points.weights, augment)
 
     def trajectory(self, descent: Descent, chains: int, states: int, randomness: Randomness) -> Trajectory:
         return StoredTrajectory(descent, descent.views(randomness), states)

@@ -187,7 +187,7 @@ class _Posterior:
         first = self._warm_up_steps if is_adjusted(kernel) else 0
         with task(progress, f"sampling the posterior of the coreset by {self._made_by}", first + settings.steps) as bar:
             if first:
-                target, augmentation = self._energy.target(self._points.x, self._points.y, self._points.weights), None
+                target, augmentation = self.backend.target(self._energy, self._points), None
                 generator = self._randomness.device
                 kernel, positions = warm_up(kernel, positions, target, first, generator, on_step=bar.advance)
             schedule = SCHEDULES[settings.schedule](settings.steps)

@@ -78,9 +78,8 @@ class ForwardKLByHMC(GradientMethod):
         self, points: Points, problem: Problem, start: Tensor, randomness: Randomness
     ) -> tuple[Tensor, Tensor]:
         """Samples (chains * samples, parameters) of the points' posterior, and the mean acceptance probability."""
-        fixed = points.detached()
-        frame = problem.frame(fixed)
-        target = frame.energy.target(fixed.x, fixed.y, fixed.weights)
+        frame = problem.frame(points)
+        target = problem.backend.target(frame.energy, points.detached())
         kept = range(self.burn_in + 1, self.burn_in + self.samples + 1)
         kernel = HMC(self.step_size, self.leapfrog_steps)
         chain = run_chain(kernel, frame.enter(start), target, kept[-1], randomness.device, kept)

@@ -97,7 +97,7 @@ class PersistentContrastiveDivergence(GradientMethod):
         fixed = points.detached()
         seen = replace(fixed, x=problem.transformation(len(fixed), randomness)(fixed.x))
         frame = problem.frame(seen)
-        target = frame.energy.target(seen.x, seen.y, seen.weights)
+        target = problem.backend.target(frame.energy, seen)
         chain = run_chain(kernel, frame.enter(places), target, self.steps, randomness.device)
         assert chain.acceptance is not None
         acceptance = chain.acceptance.mean()

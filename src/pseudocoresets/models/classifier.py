@@ -27,12 +27,7 @@ class Classifier(NormalPrior):
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """log softmax(f(x_i; theta))[y_i], or its expectation under soft labels ``y`` (m, classes)."""
-        logits = self.network.logits(theta, x)
-        log_probabilities = F.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
-        if y.is_floating_point():
-            return (log_probabilities * y).sum(-1)
-        index = y[..., None].expand(*log_probabilities.shape[:-1], 1)
-        return log_probabilities.gather(-1, index).squeeze(-1)
+        return categorical_log_likelihood(self.network.logits(theta, x), y)
 
     def decay(self, data_size: int) -> float:
         """What the prior adds to grad U, per unit of theta: 1 / (s^2 n)."""
@@ -90,6 +85,15 @@ def differentiated(model: Model, device: torch.device) -> Model:
     if type(model) is Classifier and device.type == "cpu" and is_tileable(model.network):
         return TiledClassifier(model.network, model.prior_scale)
     return model
+
+
+def categorical_log_likelihood(logits: Tensor, y: Tensor) -> Tensor:
+    """log softmax(logits)[y], or its expectation under soft labels ``y`` (..., classes)."""
+    log_probabilities = F.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), -1)
+    if y.is_floating_point():
+        return (log_probabilities * y).sum(-1)
+    index = y[..., None].expand(*log_probabilities.shape[:-1], 1)
+    return log_probabilities.gather(-1, index).squeeze(-1)
 
 
 def one_hot(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:

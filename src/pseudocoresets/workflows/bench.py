@@ -332,12 +332,14 @@ def construction_iteration(
     device: torch.device,
     backend: Backend,
     experts: Experts | None = None,
+    kernel: str = "langevin",
+    learn_weights: bool = False,
 ) -> Callable[[], None]:
     """One iteration of contrastive divergence, to be called again and again; random experts where none are given."""
     settings = ConstructionSettings(ipc=ipc, learning_rate=1e-3)
-    method = ContrastiveDivergence(expert_epochs=1, max_start_epoch=None, chains=chains, steps=steps)
+    method = ContrastiveDivergence(expert_epochs=1, max_start_epoch=None, chains=chains, steps=steps, kernel=kernel)
     start = real_coreset(data, settings, network.spec, "cd")
-    learner = Learner(Parameterisation(start.points), method, settings, device)
+    learner = Learner(Parameterisation(start.points, learn_weights=learn_weights), method, settings, device)
     problem = Problem(
         Energy(Classifier(network), len(data.train)),
         source=experts or random_experts(network),
@@ -398,20 +400,22 @@ def step_cost(network: Network, images: int, bytes_per_value: int) -> tuple[floa
     input; every activation is written once and read once in each direction.
     """
     flops = traffic = 0.0
-    x = torch.zeros(1, *network.spec.shape)
     first = True
-    for layer in network.prototype.modules():
-        if list(layer.children()):
-            continue
-        inputs = x
-        x = layer(x)
-        weight = getattr(layer, "weight", None)
-        if weight is not None and weight.dim() >= 2:
-            outputs = x.numel() if weight.dim() == 2 else x[0, 0].numel() * weight.shape[0]
-            products = 2.0 * outputs * weight[0].numel()
-            flops += images * products * (2 if first else 3)
-            traffic += images * bytes_per_value * (2 * inputs.numel() + 4 * x.numel())
-            first = False
+
+    def count(layer: torch.nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal flops, traffic, first
+        assert isinstance(layer, torch.nn.Conv2d | torch.nn.Linear)
+        products = 2.0 * output.numel() * layer.weight[0].numel()
+        flops += images * products * (2 if first else 3)
+        traffic += images * bytes_per_value * (2 * given[0].numel() + 4 * output.numel())
+        first = False
+
+    layers = [layer for layer in network.prototype.modules() if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear)]
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    with torch.no_grad():
+        network.prototype(torch.zeros(1, *network.spec.shape))
+    for hook in hooks:
+        hook.remove()
     return flops, traffic + 16.0 * network.size
 
 
@@ -437,7 +441,7 @@ def _matrix_rate(device: torch.device) -> float:
     """Operations a second of a large product: bfloat16 on a GPU, float32 on a CPU."""
     side, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
     a = torch.randn(side, side, device=device).to(dtype)
-    seconds = _seconds(lambda: a @ a, device)
+    seconds = seconds_of(lambda: a @ a, device)
     return 2 * side**3 / seconds
 
 
@@ -446,11 +450,12 @@ def _copy_rate(device: torch.device) -> float:
     count = 2**30 if device.type == "cuda" else 2**26
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * count / _seconds(lambda: target.copy_(source), device)
+    return 2 * count / seconds_of(lambda: target.copy_(source), device)
 
 
-def _seconds(call: Callable[[], object], device: torch.device, repeats: int = 10) -> float:
-    for _ in range(3):
+def seconds_of(call: Callable[[], object], device: torch.device, repeats: int = 10, warm_ups: int = 3) -> float:
+    """The mean of calls that follow one another."""
+    for _ in range(warm_ups):
         call()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -13,20 +12,24 @@ from torch import Tensor
 
 from pseudocoresets.backends.backend import IMAGES_PER_BLOCK, ChainPlan, ChainRunner, MeanEnergies
 from pseudocoresets.backends.fused.augmentation import fused_augmentation
+from pseudocoresets.backends.fused.autograd import AutogradLayout, autograd_layout
+from pseudocoresets.backends.fused.capture import captured
 from pseudocoresets.backends.fused.chains import CapturedChains
 from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
 from pseudocoresets.backends.fused.descent import CapturedDescent
 from pseudocoresets.backends.fused.energies import ImageEnergies
 from pseudocoresets.backends.fused.features import ImageFeatures
+from pseudocoresets.backends.fused.function import CapturedFunction, value_and_gradients
 from pseudocoresets.backends.fused.iteration import CapturedIteration
 from pseudocoresets.backends.fused.layout import Layout, layout_of
 from pseudocoresets.backends.fused.rates import is_fused, rates_at
+from pseudocoresets.backends.fused.target import RepeatedTarget
 from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
 from pseudocoresets.backends.plain import PlainBackend
-from pseudocoresets.core.energy import Energy, Model
+from pseudocoresets.core.energy import Energy, Model, Target
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.data.augmentation import AnyAugmentation
+from pseudocoresets.data.augmentation import AnyAugmentation, Transformation
 from pseudocoresets.gradients.descent import Descent, Trajectory
 from pseudocoresets.gradients.learned import LEARNED_STEP_SIZE, learned_tensors
 from pseudocoresets.models.classifier import Classifier
@@ -39,12 +42,13 @@ TRAJECTORY_IMAGES_PER_BLOCK = 20_000
 PREDICTED_AT_ONCE = 1000
 SMALLEST_PROBABILITY = 1e-30
 
-logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class FusedBackend(PlainBackend):
-    """Triton kernels and CUDA graphs for ConvNets on one device; the plain way for everything else.
+    """Triton kernels and CUDA graphs for ConvNets on one device, graphs of autograd's steps for other networks.
+
+    Everything else goes the plain way.
 
     What is captured is kept by its shape, with the memory it needs, for as long as the backend is.
     """
@@ -56,13 +60,15 @@ class FusedBackend(PlainBackend):
         self._dtype = dtype
         self._layouts: WeakKeyDictionary[Network, Layout | None] = WeakKeyDictionary()
         self._known: dict[str, Layout] = {}
+        self._others: dict[str, AutogradLayout] = {}
         self._chains: dict[tuple[object, ...], CapturedChains | None] = {}
         self._trajectories: dict[tuple[object, ...], CapturedTrajectory | None] = {}
+        self._potentials: dict[tuple[object, ...], CapturedFunction | None] = {}
         self._workspaces: dict[tuple[object, ...], EnergyGradient] = {}
 
     def energies(self, energy: Energy, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
         layout = self._layout_of_model(energy.model, thetas.device)
-        if layout is None or points.y.requires_grad or points.weights.requires_grad:
+        if layout is None:
             return super().energies(energy, thetas, x, points)
         factors = points.weights / energy.data_size
         workspace = self._workspace(layout, len(x))
@@ -160,6 +166,22 @@ class FusedBackend(PlainBackend):
                 kept.append(runner.position())
         return kept[0][None] if len(kept) == 1 else torch.stack(kept)
 
+    def target(self, energy: Energy, points: Points, augment: Transformation | None = None) -> Target:
+        model = energy.model
+        if type(model) is not Classifier or not self._is_here(points.x.device):
+            return super().target(energy, points, augment)
+        return RepeatedTarget(energy, points.detached(), self._potential, augment)
+
+    def _potential(self, energy: Energy, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """U of a Classifier, in the tensors' own precision: only the launches are saved."""
+        assert isinstance(energy.model, Classifier)
+        shapes = ((name, each.shape, each.dtype) for name, each in tensors.items())
+        key = (energy.model.network.fingerprint, energy.model.prior_scale, energy.data_size, *shapes)
+        if key not in self._potentials:
+            self._potentials[key] = captured(lambda: CapturedFunction(energy.potential, tensors))
+        known = self._potentials[key]
+        return value_and_gradients(energy.potential, tensors) if known is None else known(tensors)
+
     def trajectory(self, descent: Descent, chains: int, states: int, randomness: Randomness) -> Trajectory:
         points, model = descent.points, descent.energy.model
         fusable = descent.alike and not set(learned_tensors(points)) - {"x", "y", LEARNED_STEP_SIZE}
@@ -178,21 +200,26 @@ class FusedBackend(PlainBackend):
     def _captured_chains(
         self, network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool, shared: bool
     ) -> CapturedChains | None:
-        layout = self._layout(network, device)
+        layout = self._layout(network, device) or self._autograd_layout(network, device)
         if layout is None:
             return None
         key = (layout, network.spec.shape, chains, images, steps, soft, shared)
         if key not in self._chains:
-            self._chains[key] = _captured(
-                lambda: self._new_chains(layout, network, chains, images, steps, soft, shared)
-            )
+            self._chains[key] = captured(lambda: self._new_chains(layout, network, chains, images, steps, soft, shared))
         return self._chains[key]
 
     def _new_chains(
-        self, layout: Layout, network: Network, chains: int, images: int, steps: int, soft: bool, shared: bool
+        self,
+        layout: Layout | AutogradLayout,
+        network: Network,
+        chains: int,
+        images: int,
+        steps: int,
+        soft: bool,
+        shared: bool,
     ) -> CapturedChains:
-        shape = network.spec.shape
-        return CapturedChains(layout, shape, chains, images, steps, soft, shared, self._device, self._dtype)
+        dtype = self._dtype if isinstance(layout, Layout) else torch.float32
+        return CapturedChains(layout, network.spec.shape, chains, images, steps, soft, shared, self._device, dtype)
 
     def _captured_trajectory(
         self, network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool
@@ -202,7 +229,7 @@ class FusedBackend(PlainBackend):
             return None
         key = (layout, network.spec.shape, chains, images, steps, soft)
         if key not in self._trajectories:
-            self._trajectories[key] = _captured(
+            self._trajectories[key] = captured(
                 lambda: self._new_trajectory(layout, network, chains, images, steps, soft)
             )
         return self._trajectories[key]
@@ -218,7 +245,7 @@ class FusedBackend(PlainBackend):
 
     def _layout(self, network: Network, device: torch.device) -> Layout | None:
         """The network's layout, found once for each object and shared by those that compute the same."""
-        if device.type != self._device.type or device.index not in (None, self._device.index):
+        if not self._is_here(device):
             return None
         if network not in self._layouts:
             found = layout_of(network)
@@ -226,6 +253,17 @@ class FusedBackend(PlainBackend):
                 found = self._known.setdefault(found.signature, found.to(self._device))
             self._layouts[network] = found
         return self._layouts[network]
+
+    def _autograd_layout(self, network: Network, device: torch.device) -> AutogradLayout | None:
+        """For a network without fused kernels; the same object for those that compute the same."""
+        if not self._is_here(device):
+            return None
+        if network.fingerprint not in self._others:
+            self._others[network.fingerprint] = autograd_layout(network).to(self._device)
+        return self._others[network.fingerprint]
+
+    def _is_here(self, device: torch.device) -> bool:
+        return device.type == self._device.type and device.index in (None, self._device.index)
 
     def _workspace(self, layout: Layout, images: int, chains: int = 1) -> EnergyGradient:
         """Kept for the next batch of as many images."""
@@ -247,14 +285,3 @@ def block_length(
     """Steps to capture as one block: the largest divisor of ``steps`` whose images can be augmented at once."""
     most = max(1, min(steps, most_steps, most_images // images))
     return next(length for length in range(most, 0, -1) if steps % length == 0)
-
-
-def _captured(build: Callable[[], T]) -> T | None:
-    """What ``build`` captures; None, with one line of warning, where Triton or CUDA object, other than for memory."""
-    try:
-        return build()
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # the plain path computes the same
-        logger.warning("The fast path could not be captured (%s); the plain path is used.", str(error).split("\n")[0])
-        return None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.backends.fused.augmentation import fused_augmentation
+from pseudocoresets.backends.fused.autograd import AutogradGradient, AutogradLayout
 from pseudocoresets.backends.fused.convnet import EnergyGradient
 from pseudocoresets.backends.fused.head import update
 from pseudocoresets.backends.fused.layout import Layout
@@ -32,7 +33,7 @@ class CapturedChains:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: Layout | AutogradLayout,
         image_shape: tuple[int, int, int],
         chains: int,
         images: int,
@@ -57,7 +58,7 @@ class CapturedChains:
         self._energies = torch.zeros(rows, steps, images * layout.chains, device=device)
         self._rates = torch.zeros(steps, 4, device=device)
         self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
-        self._workspaces = [EnergyGradient(layout, images, device, dtype) for _ in range(rows)]
+        self._workspaces = [gradient_workspace(layout, images, device, dtype) for _ in range(rows)]
         self._streams = [torch.cuda.Stream(device) for _ in range(rows)]
         self._graph = self._capture()
 
@@ -143,6 +144,15 @@ class CapturedChains:
             with torch.cuda.graph(graph):
                 self._all_steps()
         return graph
+
+
+def gradient_workspace(
+    layout: Layout | AutogradLayout, images: int, device: torch.device, dtype: torch.dtype
+) -> EnergyGradient | AutogradGradient:
+    """What computes a chain's gradient: the fused kernels where they know the network, else autograd."""
+    if isinstance(layout, Layout):
+        return EnergyGradient(layout, images, device, dtype)
+    return AutogradGradient(layout)
 
 
 def replay(graph: torch.cuda.CUDAGraph, work: Callable[[], None]) -> None:

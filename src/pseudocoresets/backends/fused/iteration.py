@@ -10,6 +10,7 @@ from typing import Generic, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
+from pseudocoresets.backends.fused.capture import captured
 from pseudocoresets.backends.fused.chains import cudnn_benchmark
 from pseudocoresets.core.seeds import Randomness
 
@@ -91,7 +92,7 @@ class NoDecisions(random.Random):
 class CapturedIteration(Generic[T]):
     """``work`` of always the same kernels and tensors, but for what it draws; it gives the same tensors each time.
 
-    Work that decides something on the host after all is not captured, but done again and again.
+    Work that decides something on the host after all, or that cannot be captured, is done again and again.
     """
 
     def __init__(self, work: Callable[[Randomness], T]) -> None:
@@ -107,7 +108,8 @@ class CapturedIteration(Generic[T]):
         if self._runs <= WARM_UPS:
             return self._warm_up(randomness)
         if self._graph is None and self._capturable:
-            self._graph = self._capture(randomness.device)
+            self._graph = captured(lambda: self._capture(randomness.device))
+            self._capturable = self._graph is not None
         if self._graph is None:
             return self._work(randomness)
         for slot in self._slots:
@@ -124,13 +126,18 @@ class CapturedIteration(Generic[T]):
 
     def _capture(self, generator: torch.Generator) -> torch.cuda.CUDAGraph | None:
         graph = torch.cuda.CUDAGraph()
-        for each in (generator, *(stream.device for slot in self._slots for stream in slot.streams)):
+        generators = [generator, *(stream.device for slot in self._slots for stream in slot.streams)]
+        states = [each.clone_state() for each in generators]
+        for each in generators:
             graph.register_generator_state(each)
         torch.cuda.synchronize()
         try:
             with cudnn_benchmark(), torch.cuda.graph(graph):
                 self._result = self._work(CapturedRandomness(NoDecisions(), generator, iter(self._slots)))
         except HostDecision:
-            self._capturable = False
             return None
+        except Exception:
+            for each, state in zip(generators, states, strict=True):  # theirs wait for the rest of the capture
+                each.graphsafe_set_state(state)
+            raise
         return graph

@@ -117,6 +117,11 @@ class Network:
         """
         return cls(build, NetworkSpec(name or f"{CUSTOM}:{type(seeded(build, 0)).__qualname__}", shape, classes))
 
+    @property
+    def layout(self) -> Layout:
+        """Names and shapes of the parameters, in the order in which a parameter vector holds them."""
+        return self._layout
+
     @cached_property
     def fingerprint(self) -> str:
         """Tells apart what networks compute, whatever they are called and however they were initialised.
@@ -176,12 +181,17 @@ class Network:
         """
         if theta.dim() == 1:
             return self.logits(theta[None], images)[0]
+        return self.population_logits(self.unflatten(theta), images)
+
+    def population_logits(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
+        """The same (chains, batch, classes) for parameters by name, each with a leading chain dimension."""
         if self._population is not None:
-            return self._population.population_logits(self.unflatten(theta), images)
-        if theta.shape[0] == 1:
-            return self._forward(theta[0], images[0] if images.dim() == 5 else images)[None]
-        images_dim = 0 if images.dim() == 5 else None
-        logits: Tensor = vmap(self._forward, in_dims=(0, images_dim))(theta, images)
+            return self._population.population_logits(parameters, images)
+        shared = images.dim() == 4
+        if len(next(iter(parameters.values()))) == 1:
+            own = {name: value[0] for name, value in parameters.items()}
+            return self._forward(own, images if shared else images[0])[None]
+        logits: Tensor = vmap(self._forward, in_dims=(0, None if shared else 0))(parameters, images)
         return logits
 
     def features(self, theta: Tensor, images: Tensor) -> Tensor:
@@ -207,7 +217,7 @@ class Network:
         hooks = [layer.register_forward_pre_hook(keep_input) for layer in layers if isinstance(layer, nn.Linear)]
         hooks += [layer.register_forward_hook(keep_output) for layer in layers if isinstance(layer, kinds)]
         try:
-            self._forward(theta, images)
+            self._forward(self.unflatten(theta), images)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -234,7 +244,7 @@ class Network:
             if type(layer) is nn.Linear or (type(layer) is nn.Conv2d and _is_plain(layer))
         ]
         try:
-            scores = self._forward(theta, images)
+            scores = self._forward(self.unflatten(theta), images)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -265,9 +275,8 @@ class Network:
         parts = torch.split(theta, self._sizes, dim=-1)
         return {name: part.view(*chains, *shape) for (name, shape), part in zip(self._layout, parts, strict=True)}
 
-    def _forward(self, theta: Tensor, images: Tensor) -> Tensor:
-        module = self._module_on(images.device)
-        logits: Tensor = functional_call(module, self.unflatten(theta), (images,))
+    def _forward(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
+        logits: Tensor = functional_call(self._module_on(images.device), dict(parameters), (images,))
         return logits
 
     def _module_on(self, device: torch.device) -> nn.Module:

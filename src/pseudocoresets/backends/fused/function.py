@@ -1,0 +1,66 @@
+"""A function of tensors and its gradients, captured as one CUDA graph; on a CPU, simply computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from pseudocoresets.backends.fused.chains import cudnn_benchmark, replay
+
+WARM_UPS = 2
+
+
+def value_and_gradients(
+    function: Callable[..., Tensor], tensors: Mapping[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """``function(**tensors)``, and the gradients of its sum in those tensors that ask for one, without a graph."""
+    wanted = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
+    with torch.enable_grad():
+        value = function(**tensors)
+    found = torch.autograd.grad(value.sum(), list(wanted.values()))
+    return value.detach(), dict(zip(wanted, found, strict=True))
+
+
+class CapturedFunction:
+    """The same for tensors of these shapes; the function depends on nothing else that changes."""
+
+    def __init__(self, function: Callable[..., Tensor], tensors: Mapping[str, Tensor]) -> None:
+        self._function = function
+        self._inputs = {
+            name: tensor.detach().clone().requires_grad_(tensor.requires_grad) for name, tensor in tensors.items()
+        }
+        self._value = torch.zeros(())
+        self._gradients: dict[str, Tensor] = {}
+        self._graph = self._capture()
+
+    def __call__(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Copies of the value and of the gradients at other tensors."""
+        with torch.no_grad():
+            for name, tensor in self._inputs.items():
+                tensor.copy_(tensors[name])
+        if self._graph is None:
+            self._work()
+        else:
+            replay(self._graph, self._work)
+        return self._value.clone(), {name: gradient.clone() for name, gradient in self._gradients.items()}
+
+    def _work(self) -> None:
+        self._value, self._gradients = value_and_gradients(self._function, self._inputs)
+
+    def _capture(self) -> torch.cuda.CUDAGraph | None:
+        if not any(tensor.is_cuda for tensor in self._inputs.values()):
+            return None
+        with cudnn_benchmark():
+            warm_up = torch.cuda.Stream()
+            warm_up.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(warm_up):
+                for _ in range(WARM_UPS):
+                    self._work()
+            torch.cuda.current_stream().wait_stream(warm_up)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self._work()
+        return graph

@@ -1,0 +1,76 @@
+"""Samplers that accept or reject, and work that cannot be captured, on the backend of captured graphs.
+
+On a CPU nothing is captured: everything but the graphs themselves is what a GPU does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from pseudocoresets.backends import ChainPlan, PlainBackend
+from pseudocoresets.core.energy import Energy, potential_and_gradient
+from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.data.augmentation import Augmentation
+from pseudocoresets.kernels import HMC, MALA, AnyKernel
+from pseudocoresets.methods import Points
+from pseudocoresets.models.classifier import Classifier
+from pseudocoresets.models.networks import build_network
+
+FusedBackend = pytest.importorskip("pseudocoresets.backends.fused", exc_type=ImportError).FusedBackend
+
+NETWORK = build_network("convnet:depth=2,width=4,pooling=max,norm=none", (1, 8, 8), 3)
+ENERGY = Energy(Classifier(NETWORK, prior_scale=0.5), data_size=40)
+
+
+def points(seed: int) -> Points:
+    x = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return Points(x, torch.arange(5) % 3, torch.linspace(1.0, 15.0, 5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kernel", [HMC(0.05, leapfrog_steps=3), MALA(0.01)])
+def test_kernels_that_accept_or_reject_walk_the_same_way(kernel: AnyKernel) -> None:
+    """The same draws lead to the same places, on one set of points after another; the work is set up once for both."""
+    backend, start = FusedBackend("cpu"), NETWORK.initialise(0, 2).double()
+    for seed in (0, 1):
+        plan = ChainPlan(kernel, ENERGY, points(seed), 6, Augmentation(("crop",)), keep_at={3, 6})
+        wanted, found = (
+            each.run_chain(plan, start, Randomness.for_purpose(seed)) for each in (PlainBackend(), backend)
+        )
+        torch.testing.assert_close(found, wanted)
+        assert not torch.equal(found[0], start)
+    assert len(backend._potentials) == 1
+
+
+def test_a_repeated_target_is_the_posterior_of_its_points() -> None:
+    theta, given = NETWORK.initialise(0, 2).double(), points(0)
+    target = FusedBackend("cpu").target(ENERGY, given)
+    plain = ENERGY.target(given.x, given.y, given.weights)
+    assert target.temperature == plain.temperature
+    torch.testing.assert_close(target.potential(theta), plain.potential(theta))
+    for found, wanted in zip(potential_and_gradient(target, theta), potential_and_gradient(plain, theta), strict=True):
+        torch.testing.assert_close(found, wanted)
+        assert not found.requires_grad
+    others = (replace(ENERGY, data_size=41), replace(ENERGY, model=Classifier(NETWORK, prior_scale=2.0)))
+    backend = FusedBackend("cpu")
+    for energy in (ENERGY, *others):
+        wanted = energy.target(given.x, given.y, given.weights)
+        torch.testing.assert_close(
+            potential_and_gradient(backend.target(energy, given), theta), potential_and_gradient(wanted, theta)
+        )
+
+
+def test_work_that_cannot_be_captured_is_done_again_and_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Without CUDA no iteration can be."""
+
+    def work(randomness: Randomness) -> Tensor:
+        return randomness.tensor(lambda host: torch.tensor(host.random())) + torch.rand((), generator=randomness.device)
+
+    repeated, wanted = FusedBackend("cpu").repeated(work), Randomness.for_purpose(0)
+    given = Randomness.for_purpose(0)
+    for _ in range(6):
+        assert torch.equal(repeated(given), work(wanted))
+    assert [record.message.startswith("The fast path could not be captured") for record in caplog.records] == [True]
