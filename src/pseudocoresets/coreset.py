@@ -46,7 +46,7 @@ from pseudocoresets.data.dataset import Dataset, Split
 from pseudocoresets.data.download import fetch_by_hash
 from pseudocoresets.data.restoring import MissingWhitening, with_origin, without_matrices
 from pseudocoresets.data.transforms import InputTransform, WhiteningOrigin
-from pseudocoresets.data.zca_cache import cache_folder
+from pseudocoresets.data.zca_cache import cache_folder, is_kept
 from pseudocoresets.dp.guarantee import GUARANTEE_KIND, Guarantee
 from pseudocoresets.models.networks import NETWORK_KIND, NetworkSpec, spec_from_json
 
@@ -318,23 +318,27 @@ class Coreset:
             raise InputError("This coreset does not say for which model it was made; export csv instead.")
         return exports.program(tool, recorded, data_file)
 
-    def save(self, path: str | os.PathLike[str], compact: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str], compact: bool = False, large_whitening: bool = True) -> None:
         """Write a safetensors file that any safetensors reader opens.
 
         A ``compact`` file holds the images as float16 (float32 if that would lose more than its rounding), and instead
-        of whitening matrices the record of what they were fitted on. A coreset that lacks its whitening is written
-        without it in any case.
+        of whitening matrices the record of what they were fitted on. Without ``large_whitening`` only matrices that the
+        user's cache keeps are left out, if it is known what they were fitted on, and images stay as they are; so the
+        commands write what they make. A coreset that lacks its whitening is written without it in any case.
         """
         if self.transform is None:
             tensors = {"x": self.x, "y": self.y, "weights": self.weights}
             tensors |= {} if self.indices is None else {"indices": self.indices}
             write_tensors(path, tensors, self._document(ROWS_VERSION))
             return
-        transform = without_matrices(self.transform, self.source) if compact else self.transform
+        transform = self.transform
+        if compact or (is_kept(transform) and not large_whitening):
+            transform = without_matrices(transform, self.source)
         images = half_if_exact(self.x) if compact else self.x.float()
         tensors = {"images": images, "labels": self.y, "weights": self.weights.float()}
         tensors |= {TRANSFORM_PREFIX + name: tensor for name, tensor in transform.tensors().items()}
-        version = FORMAT_VERSION if self.is_whole and not compact else COMPACT_VERSION
+        whole = not isinstance(transform, MissingWhitening)
+        version = FORMAT_VERSION if whole and not compact else COMPACT_VERSION
         write_tensors(path, tensors, self._document(version if self.formation == 1 else FORMATION_VERSION))
 
     @classmethod

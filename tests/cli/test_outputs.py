@@ -90,6 +90,7 @@ def test_a_finished_result_of_another_request_is_kept(bpc: Invoke, tmp_path: Pat
     first = (tmp_path / "c.safetensors").read_bytes()
     assert "with ipc 1, not 2" in sentence(bpc(*command, "--ipc", 2))
     assert "with settings.seed 0, not 5" in sentence(bpc(*command, "--seed", 5))
+    assert "with options.steps" in sentence(bpc(*command, "--set", "steps=3"))
     assert (tmp_path / "c.safetensors").read_bytes() == first
     assert bpc(*command).exit_code == 0, "the same request may be repeated"
     assert (tmp_path / "c.safetensors").read_bytes() == first
@@ -105,6 +106,19 @@ def test_runs_and_tables_of_another_request_are_kept(bpc: Invoke, tmp_path: Path
         before = (tmp_path / file).read_bytes()
         assert "ipc 1, not 2" in sentence(bpc(*command, "--ipc", 2))
         assert (tmp_path / file).read_bytes() == before
+
+
+def test_a_setting_that_an_older_record_lacks_has_its_default(bpc: Invoke, tmp_path: Path) -> None:
+    """So a finished run stays finished after an upgrade that brings settings."""
+    run = ("run", "--method", "random", *NETWORK, *SAMPLING, "--out", "run")
+    assert bpc(*run).exit_code == 0
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    del config["construction"]["formation"], config["before"], config["sampling"]["start_noise"]
+    path.write_text(json.dumps(config))
+    assert bpc(*run).exit_code == 0
+    path.write_text(json.dumps(config))
+    assert "construction.formation 1, not 2" in sentence(bpc(*run, "--formation", 2))
 
 
 def test_no_file_is_written_over_what_is_read(bpc: Invoke, tmp_path: Path, coreset: pc.Coreset) -> None:

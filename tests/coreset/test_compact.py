@@ -75,6 +75,27 @@ def same_tensors(first: InputTransform, second: InputTransform) -> bool:
     return own.keys() == other.keys() and all(torch.equal(own[name], other[name]) for name in own)
 
 
+def test_commands_leave_out_whitening_that_the_cache_keeps_and_nothing_else(
+    whitened: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, coreset = tmp_path / "c.safetensors", real_images(whitened)
+    coreset.save(path, large_whitening=False)
+    assert same_tensors(pc.Coreset.load(path).require_images(), whitened.transform), "too small to be kept elsewhere"
+
+    monkeypatch.setattr(cache, "SMALLEST_KEPT", 64)
+    coreset.save(path, large_whitening=False)
+    assert path.stat().st_size < 20 * 64 * 4 + 8000 and not any(name[10:] == "unwhitening" for name in load_file(path))
+    lacking = pc.Coreset.load(path)
+    assert not lacking.is_whole and torch.equal(lacking.x, coreset.x), "images are not rounded"
+    assert torch.equal(lacking.restored(whitened).to_pixels(), coreset.to_pixels())
+    cache.fit_zca_once(whitened.train.images)
+    assert pc.Coreset.load(path).is_whole
+
+    unknown = replace(coreset, transform=replace(coreset.require_images(), origin=None))
+    unknown.save(path, large_whitening=False)
+    assert pc.Coreset.load(path).is_whole, "nobody could fit it again"
+
+
 def test_ten_cifar_images_a_class_take_less_than_700_kilobytes(tmp_path: Path) -> None:
     size = 3 * 32 * 32
     transform = InputTransform(

@@ -107,7 +107,7 @@ def audit(
     ).as_json()
     page = write_audit_page(folder)
     if out is None and (coreset_file / REPORT_FILE).is_file():
-        page = write_report(coreset_file)
+        page = write_report(coreset_file, data_dir=data_dir)
     if json:
         print_json(document | {"page": str(page)})
         return

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pseudocoresets._cli import options as o
 from pseudocoresets._io.documents import json_text
 
 
@@ -16,6 +17,7 @@ def report(
         Path | None,
         typer.Option(help="Where to write the page. Default: report.html in the folder.", show_default=False),
     ] = None,
+    data_dir: o.DataDir = Path("data"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a line.")] = False,
 ) -> None:
     """Write the report of a run: one HTML file that needs nothing else.
@@ -27,5 +29,5 @@ def report(
 
     if out is not None:
         require_writable(out)
-    page = write_report(run_folder, out)
+    page = write_report(run_folder, out, data_dir)
     typer.echo(json_text({"report": str(page)}) if as_json else f"Wrote {page}")

@@ -68,7 +68,7 @@ def run(
     outcome = run_plan(plan, folder, data_dir=data_dir, experts_dir=experts, place=place, force=force)
     finished = datetime.now(UTC).isoformat(sep=" ", timespec="minutes")
     write_json(outcome.folder / ABOUT_FILE, {"command": typed_command(), "finished": finished})
-    page = write_report(outcome.folder)
+    page = write_report(outcome.folder, data_dir=data_dir)
     warn_of_chains(outcome.metrics)
     if json:
         print_json(outcome.metrics)

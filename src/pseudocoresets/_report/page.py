@@ -71,10 +71,17 @@ DIAGNOSTICS = {
 }
 
 
-def write_report(run_folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
-    """Write the page of a run, by default as ``report.html`` in its folder, and return its path."""
+def write_report(
+    run_folder: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
+) -> Path:
+    """Write the page of a run, by default as ``report.html`` in its folder, and return its path.
+
+    Where its images are whitened and the whitening is not in the cache, it is fitted again to the data in ``data_dir``.
+    """
     path = Path(run_folder) / REPORT_FILE if out is None else Path(out)
-    write_text(path, render(read_run(run_folder)))
+    write_text(path, render(read_run(run_folder, data_dir)))
     return path
 
 

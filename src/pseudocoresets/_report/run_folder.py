@@ -41,8 +41,8 @@ class Run:
     """Test images, as uint8, by what they are examples of."""
 
 
-def read_run(folder: str | os.PathLike[str]) -> Run:
-    """Read a run folder; a file that is there must be whole."""
+def read_run(folder: str | os.PathLike[str], data_dir: str | os.PathLike[str] | None = None) -> Run:
+    """Read a run folder; a file that is there must be whole. What it leaves out of whitening may be in ``data_dir``."""
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"There is no run folder '{folder}'; name one that 'bpc run' wrote.")
@@ -53,10 +53,10 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     about, examples = folder / ABOUT_FILE, folder / EXAMPLES_FILE
     return Run(
         folder=folder,
-        coreset=Coreset.load(folder / CORESET_FILE),
+        coreset=Coreset.load(folder / CORESET_FILE, data_dir=data_dir),
         metrics=_read_object(folder / METRICS_FILE),
         configuration=_read_object(configuration) if configuration.is_file() else None,
-        initial=Coreset.load(initial) if initial.is_file() else None,
+        initial=Coreset.load(initial, data_dir=data_dir) if initial.is_file() else None,
         log=_read_log(log) if log.is_file() else [],
         about=_read_object(about) if about.is_file() else {},
         examples=_read_examples(examples) if examples.is_file() else {},

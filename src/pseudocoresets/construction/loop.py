@@ -242,7 +242,7 @@ def _rescue(learner: Learner, start: Coreset, path: str | os.PathLike[str] | Non
     learner.restore(learner.sound)
     if path is None:
         return ""
-    learned_coreset(learner, start).save(path)
+    learned_coreset(learner, start).save(path, large_whitening=False)
     keeper.discard()
     return f" The last good coreset, of iteration {learner.iteration}, is in '{path}'."
 

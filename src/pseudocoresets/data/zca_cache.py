@@ -77,6 +77,12 @@ def fit_zca_once(
     return transform
 
 
+def is_kept(transform: InputTransform) -> bool:
+    """Whether it is a whitening that the cache keeps under what it was fitted on."""
+    whitening = None if transform.origin is None else transform.whitening
+    return whitening is not None and len(whitening) >= SMALLEST_KEPT
+
+
 def kept_zca(origin: WhiteningOrigin) -> InputTransform | None:
     """The whitening that an earlier fit on the same images left in the cache."""
     path = _path(origin)

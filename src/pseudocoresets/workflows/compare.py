@@ -309,8 +309,8 @@ class _ImageJudge:
             if cell.method.startswith(CONTROL_CELL):
                 return judge_control(plan, self._network.spec, self.data, self.experts, self.place).as_json()
             made = construct_plan(plan, self.data, self.experts, WorkFiles.within(folder), self.place)
-            made.coreset.save(folder / "coreset.safetensors")
-            made.initial.save(folder / "initial.safetensors")
+            made.coreset.save(folder / "coreset.safetensors", large_whitening=False)
+            made.initial.save(folder / "initial.safetensors", large_whitening=False)
             write_log(folder / "log.jsonl", made.history)
             report = judge(plan, made.coreset, self.data, self.experts, self.place)
         made.discard_checkpoint()

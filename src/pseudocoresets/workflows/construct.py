@@ -103,19 +103,23 @@ def construct_file(
         )
         if plan.method not in SELECTIONS:
             write_log(_beside(out, ".log.jsonl"), made.history)
-        made.coreset.save(out)
+        made.coreset.save(out, large_whitening=False)
         made.discard_checkpoint()
     return made
 
 
 def _require_no_other_coreset(out: Path, plan: Plan) -> None:
     found = Coreset.load(out)
-    settings = found.configuration.get("settings", {})
-    wanted = {"dataset": plan.dataset, "method": plan.method, "ipc": plan.construction.ipc}
+    settings, options = (found.configuration.get(name) or {} for name in ("settings", "method"))
     recorded = {"dataset": found.source, "method": found.method, "ipc": settings.get("ipc", found.images_per_class)}
-    require_same_request(
-        out, recorded | {"settings": settings}, wanted | {"settings": asdict(plan.construction) if settings else {}}
-    )
+    wanted = {"dataset": plan.dataset, "method": plan.method, "ipc": plan.construction.ipc}
+    if settings:
+        wanted |= {"settings": asdict(plan.construction)}
+    if options and plan.method == found.method:
+        wanted |= {"options": build_gradient_method(plan.method, plan.method_options).options()}
+    known = plan.defaults()
+    defaults = {"settings": known["construction"], "options": known["method_options"]}
+    require_same_request(out, recorded | {"settings": settings, "options": options}, wanted, defaults)
 
 
 def construct_plan(

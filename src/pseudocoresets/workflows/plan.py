@@ -56,6 +56,12 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def defaults(self) -> dict[str, Any]:
+        """What a record that lacks a setting means: the default of a new setting is what was done without it."""
+        options = {} if self.method in SELECTIONS else build_gradient_method(self.method, {}).options()
+        settings = {"experts": ExpertSettings, "construction": ConstructionSettings, "sampling": SamplingSettings}
+        return {**{name: asdict(kind()) for name, kind in settings.items()}, "method_options": options, "before": ()}
+
     def needs_experts(self) -> bool:
         """Whether its protocol, its method or one before draws from experts."""
         return self.protocol == "expert" or self.drawing_from_experts() is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pseudocoresets._io.documents import json_text
 from pseudocoresets._io.files import (
     make_folder,
     only_writer,
@@ -92,7 +90,7 @@ def run_plan(
                 experts = experts_for(plan, data, experts_dir or folder / "experts", place)
         with _timed(timings, "construct", job):
             made = construct_plan(plan, data, experts, WorkFiles.within(folder), place, watch=_kept_in(folder))
-            made.coreset.save(folder / "coreset.safetensors")
+            made.coreset.save(folder / "coreset.safetensors", large_whitening=False)
         with _timed(timings, "posterior", job):
             report = judge(plan, made.coreset, data, experts, place)
         with _timed(timings, "control", job):
@@ -108,7 +106,7 @@ def run_plan(
 def _require_no_other_run(folder: Path, plan: Plan) -> None:
     if (folder / "metrics.json").is_file() and (folder / "config.json").is_file():
         found = read_json(folder / "config.json", ANY_OBJECT)
-        require_same_request(folder, found, json.loads(json_text(plan.as_json())))
+        require_same_request(folder, found, plan.as_json(), plan.defaults())
 
 
 def accuracy_along(
@@ -181,8 +179,8 @@ def _write_run(
 ) -> None:
     control = control_coreset(plan.construction, data, made.coreset.network, 0)
     write_json(folder / "config.json", plan.as_json() | {"device": str(device), "libraries": library_versions()})
-    made.initial.save(folder / "initial.safetensors")
-    control.save(folder / "control.safetensors")
+    made.initial.save(folder / "initial.safetensors", large_whitening=False)
+    control.save(folder / "control.safetensors", large_whitening=False)
     write_log(folder / "log.jsonl", made.history)
     made.coreset.show(folder / "coreset.png")
     sides = {"most": metrics["most_certain"], "least": metrics["least_certain"]}

@@ -409,8 +409,11 @@ def _read_description(folder: Path) -> dict[str, Any]:
 
 
 def _require_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    defaults = {"settings": asdict(ExpertSettings())}
     for key in ("data", "network", "settings", "budget"):
         there, asked = found.get(key), wanted.get(key)
+        if key in defaults and isinstance(there, Mapping):
+            there = {**defaults[key], **there}  # an older store lacks what was a setting only later
         if there != asked:
             raise InputError(
                 f"The experts in '{folder}' were trained with another {key} ({there}, not {asked}); "
