@@ -103,7 +103,7 @@ def sample_posterior(
     given = {name: value for name, value in given.items() if value is not None} | settings
     chosen = build_settings(SamplingSettings, {**known, **given}, "The sampler")
     device = resolve_device(device)
-    used = _network_for(coreset, network)
+    used = network_for(coreset, network)
     return sample_network_posterior(
         coreset, used, start, chosen, experts, device, backend or choose_backend(device), progress, augmentation
     )
@@ -235,7 +235,8 @@ class _Posterior:
         return kernel.run(target, positions, settings.samples, self._warm_up_steps, settings.seed, progress).samples
 
 
-def _network_for(coreset: Coreset, network: AnyNetwork | None) -> Network:
+def network_for(coreset: Coreset, network: AnyNetwork | None) -> Network:
+    """The network that is given, or the one that the coreset was made with."""
     if network is not None:
         channels, height, width = coreset.x.shape[1:]
         return as_network(network, (channels, height, width), len(coreset.classes))
