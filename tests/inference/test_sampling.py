@@ -27,7 +27,7 @@ from pseudocoresets.kernels import KERNELS
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.sources.experts import Experts
 
-FIVE_POINT_STEPS: dict[str, Any] = {"start": "point", "chains": 1, "steps": 5, "samples": 1, "augment": False, "seed": 3}
+FIVE_STEPS: dict[str, Any] = {"start": "point", "chains": 1, "steps": 5, "samples": 1, "augment": False, "seed": 3}
 FEW = {"chains": 3, "steps": 60, "samples": 5, "step_size": 0.1, "temperature": 0.1, "device": "cpu"}
 
 
@@ -123,15 +123,7 @@ def test_a_distilled_coreset_is_judged_by_the_steps_it_was_learned_with(digits: 
     )
     sizes = made.configuration["learned"]["step_size"]
     assert len(set(sizes)) == 4
-        "start": "point",
-        "chains": 1,
-        "steps": 5,
-        "samples": 1,
-        "augment": False,
-        "seed": 3,
-        "device": "cpu",
-    }
-    drawn = pc.sample_posterior(made, learned_steps=True, **FIVE_POINT_STEPS)
+    drawn = pc.sample_posterior(made, learned_steps=True, **FIVE_STEPS)
     network, model = drawn.network, Classifier(drawn.network)
     theta = network.initialise(derive_seed(3, "cold start"), 1)[0]
     for t, size in enumerate(sizes):
@@ -144,20 +136,12 @@ def test_a_distilled_coreset_is_judged_by_the_steps_it_was_learned_with(digits: 
 
 
 def test_a_learned_learning_rate_is_that_of_point(coreset: pc.Coreset) -> None:
-        "start": "point",
-        "chains": 1,
-        "steps": 5,
-        "samples": 1,
-        "augment": False,
-        "seed": 3,
-        "device": "cpu",
-    }
     learned = replace(coreset, configuration={**coreset.configuration, "learned": {"step_size": 0.07}})
-    found = pc.sample_posterior(learned, learned_steps=True, **FIVE_POINT_STEPS)
-    wanted = pc.sample_posterior(coreset, point_learning_rate=0.07, **FIVE_POINT_STEPS)
+    found = pc.sample_posterior(learned, learned_steps=True, **FIVE_STEPS)
+    wanted = pc.sample_posterior(coreset, point_learning_rate=0.07, **FIVE_STEPS)
     assert torch.equal(found.parameters, wanted.parameters)
-    without = pc.sample_posterior(coreset, learned_steps=True, **FIVE_POINT_STEPS)
-    assert torch.equal(without.parameters, pc.sample_posterior(coreset, **FIVE_POINT_STEPS).parameters)
+    without = pc.sample_posterior(coreset, learned_steps=True, **FIVE_STEPS)
+    assert torch.equal(without.parameters, pc.sample_posterior(coreset, **FIVE_STEPS).parameters)
 
 
 def test_seeds_decide_everything(coreset: pc.Coreset) -> None:
