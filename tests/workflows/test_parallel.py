@@ -151,6 +151,7 @@ def test_several_devices_find_what_one_does(bpc: Invoke, tmp_path: Path) -> None
     words = [*COMPARE, "cd,random"]
     one, two = (bpc(*words, "--devices", devices, "--out", devices[:4]) for devices in ("cpu", "cpu,cpu"))
     assert two.exit_code == 0, two.output
+    assert "coresets: done in" in two.stderr
     scores = [{row["method"]: row["metrics"] for row in json.loads(found.stdout)["rows"]} for found in (one, two)]
     assert scores[0] == scores[1]
     experts = [sorted((tmp_path / name / "experts").glob("expert-*")) for name in ("cpu", "cpu,")]
