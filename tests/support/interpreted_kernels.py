@@ -20,6 +20,7 @@ from pseudocoresets.backends.fused.augmentation import FusedAugmentation, fused_
 from pseudocoresets.backends.fused.autograd import AutogradLayout, autograd_layout
 from pseudocoresets.backends.fused.chains import CapturedChains
 from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
+from pseudocoresets.backends.fused.first_block import patches_of
 from pseudocoresets.backends.fused.layout import Layout, layout_of
 from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
 from pseudocoresets.core.energy import Energy, uniform_weights
@@ -67,16 +68,17 @@ def check(shape: tuple[int, int, int], depth: int, classes: int, images: int, so
     layout = layout_of(network)
     assert isinstance(layout, Layout)
     theta = network.initialise(0) + 0.05 * torch.randn(network.size)
-    x = torch.randn(images, *shape).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(images, *shape)
     y = torch.rand(images, classes).softmax(-1) if soft else torch.arange(images) % classes
     factors = torch.rand(images) / images
     wanted_energies, wanted_theta, wanted_x = reference(network, theta, x, y, factors)
     ordered = theta[layout.order]
     workspace = EnergyGradient(layout, images, CPU, torch.float32)
     energies, gradient = torch.empty(images), torch.zeros_like(ordered)
-    workspace.accumulate(ordered, ordered, x, y, factors, gradient, energies)
-    dx = workspace.input_gradient(ordered, ordered, x, y, factors, torch.empty(images))
-    scores = workspace.logits(ordered, ordered, x)
+    patches = patches_of(x, layout, torch.float32)
+    workspace.accumulate(ordered, ordered, patches, y, factors, gradient, energies)
+    dx = workspace.input_gradient(ordered, ordered, patches, y, factors, torch.empty(images))
+    scores = workspace.logits(ordered, ordered, patches)
     return {
         "energies": relative(energies, wanted_energies),
         "parameters": relative(gradient[layout.inverse], wanted_theta),
