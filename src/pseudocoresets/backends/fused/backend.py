@@ -185,7 +185,7 @@ class FusedBackend(PlainBackend):
 
     def trajectory(self, descent: Descent, chains: int, states: int, randomness: Randomness) -> Trajectory:
         points, model = descent.points, descent.energy.model
-        fusable = descent.alike and not set(learned_tensors(points)) - {"x", "y", LEARNED_STEP_SIZE}
+        fusable = descent.alike and not set(learned_tensors(points)) - {"x", "y", "weights", LEARNED_STEP_SIZE}
         if not fusable or type(model) is not Classifier:
             return super().trajectory(descent, chains, states, randomness)
         images = min(descent.points_per_step or len(points), len(points))

@@ -68,7 +68,8 @@ class CapturedTrajectory:
         self._y = torch.zeros(label_shape, device=device, dtype=float32 if soft_labels else torch.int64)
         self._dy = torch.zeros_like(self._y) if soft_labels else None
         self._factors = torch.zeros(steps, images, device=device)
-        self._energies = torch.zeros(images * 2 * chains, device=device)
+        self._energies = torch.zeros(images * chains, device=device)
+        self._differences = torch.zeros(steps, images * 2 * chains, device=device)
         self._rates, self._spacings = torch.zeros(4, device=device), torch.ones(2 * chains, device=device)
         self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
         self._dstep = torch.zeros((), device=device)
@@ -109,6 +110,14 @@ class CapturedTrajectory:
         before = AdjointState(*(self._in_order(each, state.adjoint) for each in (self._adjoint, self._pull)))
         return BlockAdjoint(before, self._dx * -eta, self._dstep.clone(), labels)
 
+    def factor_gradient(self) -> Tensor:
+        """dL/ds_i (steps, images) in the factors s_i = w_i / n of the block whose adjoint was found last.
+
+        Its differences are those of s_i cross-entropy_i; where s_i is zero, so is this.
+        """
+        differences = self._differences.view(*self._factors.shape, -1).sum(-1)
+        return -self._rates[0] * differences / self._factors.where(self._factors != 0, torch.inf)
+
     def _in_order(self, values: Tensor, like: Tensor) -> Tensor:
         """A copy in the network's order."""
         return values[self._layout.inverse].view_as(like)
@@ -139,7 +148,7 @@ class CapturedTrajectory:
             self._y[step],
             self._factors[step],
             self._probe_gradients,
-            self._energies,
+            self._differences[step],
             self._dx[step],
         )
         if self._dy is not None:
