@@ -48,8 +48,8 @@ class EnergyGradient:
             torch.empty(rows, head.padded_classes(layout.classes), device=device) for _ in range(2)
         )
         self._dfeatures = torch.empty(rows, layout.features, device=device, dtype=dtype)
-        self._turned_order = _turned_order(layout).to(device)
-        self._turned = torch.empty(len(self._turned_order), device=device, dtype=dtype)
+        turned = layout.turned if layout.chains == 1 else layout.order[:0]
+        self._turned = torch.empty(len(turned), device=device, dtype=dtype)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._turning = torch.cuda.Event() if device.type == "cuda" else None
 
@@ -168,9 +168,8 @@ class EnergyGradient:
     ) -> None:
         """Down through the blocks, adding to ``gradient``; ``dactivations`` are those of all blocks or none."""
         incoming = self._dfeatures.view(self._pooled[-1].shape)
-        if self._turning is not None:
+        if self._turning is not None and self.layout.chains == 1:
             torch.cuda.current_stream().wait_event(self._turning)
-        turned = self._turned.split([_size(block.weight) for block in self.layout.blocks[1:]])
         for number in reversed(range(len(self.layout.blocks))):
             block, statistics = self.layout.blocks[number], self._statistics[number]
             gamma, beta = theta[block.gamma], theta[block.beta]
@@ -188,14 +187,25 @@ class EnergyGradient:
             below, chains = self._pooled[number - 1], self.layout.chains
             if of_weights:
                 with self._aside():
-                    dweight = _weight_gradient(dz, below, _kernel(compact[block.weight], block.inputs), chains)
+                    dweight = _convolution_backward(dz, below, _kernel(compact[block.weight], block.inputs), chains)[1]
                     gradient[block.weight].view(block.channels, 3, 3, block.inputs).copy_(dweight.permute(0, 2, 3, 1))
-            incoming = _convolution(dz, _kernel(turned[number - 1], block.channels // chains), chains)
+            incoming = self._input_gradient(number, compact)
+
+    def _input_gradient(self, number: int, compact: Tensor) -> Tensor:
+        """Through a block's convolution; cuDNN's own gradient is the better one for several chains."""
+        block, dz = self.layout.blocks[number], self._dconvolved[number - 1]
+        if self.layout.chains > 1:
+            weight = _kernel(compact[block.weight], block.inputs)
+            return _convolution_backward(dz, self._pooled[number - 1], weight, self.layout.chains, of_weight=False)[0]
+        sizes = [each.weight.stop - each.weight.start for each in self.layout.blocks[1:]]
+        return _convolution(dz, _kernel(self._turned.split(sizes)[number - 1], block.channels), groups=1)
 
     def _turn(self, compact: Tensor) -> None:
-        """The weights for the way down, while the way up goes on: see ``_turned_order``."""
+        """The weights for the way down, while the way up goes on: see ``Layout.turned``."""
+        if self.layout.chains > 1:
+            return
         with self._aside():
-            torch.index_select(compact, 0, self._turned_order, out=self._turned)
+            torch.index_select(compact, 0, self.layout.turned, out=self._turned)
             if self._turning is not None:
                 self._turning.record()
 
@@ -236,34 +246,20 @@ def _convolution(below: Tensor, weight: Tensor, groups: int) -> Tensor:
     return torch.ops.aten.convolution(below, weight, None, ones, ones, ones, False, zeros, groups)
 
 
-def _weight_gradient(dz: Tensor, below: Tensor, weight: Tensor, groups: int) -> Tensor:
-    ones, zeros, wanted = [1, 1], [0, 0], [False, True, False]
-    found: Tensor = torch.ops.aten.convolution_backward(
+def _convolution_backward(
+    dz: Tensor, below: Tensor, weight: Tensor, groups: int, of_weight: bool = True
+) -> tuple[Tensor, Tensor]:
+    """cuDNN's gradients in a convolution's input and weight, of which one is computed."""
+    ones, zeros, wanted = [1, 1], [0, 0], [not of_weight, of_weight, False]
+    dinput, dweight, _ = torch.ops.aten.convolution_backward(
         dz, below, weight, None, ones, ones, ones, False, zeros, groups, wanted
-    )[1]
-    return found
-
-
-def _turned_order(layout: Layout) -> Tensor:
-    """Where the weights of convolutions lie that lead from dz to the gradient of the input, block by block.
-
-    That gradient is a convolution too, of each weight turned by half a turn, its inputs and outputs exchanged. Small
-    ones are twice as fast as cuDNN's own gradients.
-    """
-    index, found = torch.arange(layout.size), [torch.empty(0, dtype=torch.int64)]
-    for block in layout.blocks[1:]:
-        weights = index[block.weight].view(layout.chains, -1, 3, 3, block.inputs)
-        found.append(weights.flip(2, 3).permute(0, 4, 2, 3, 1).flatten())
-    return torch.cat(found)
+    )
+    return dinput, dweight
 
 
 def _kernel(weight: Tensor, inputs: int) -> Tensor:
     """The weights of a convolution (out, in, 3, 3) as a channels-last view of the parameters."""
     return weight.view(-1, 3, 3, inputs).permute(0, 3, 1, 2)
-
-
-def _size(part: slice) -> int:
-    return int(part.stop - part.start)
 
 
 def _channels_last(images: int, channels: int, side: int, device: torch.device, dtype: torch.dtype) -> Tensor:

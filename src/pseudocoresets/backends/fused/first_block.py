@@ -55,7 +55,7 @@ class Patches:
         pooled_side = math.isqrt(self.values.shape[-2])
         _unfold[(len(x),)](
             x, *x.stride(), self.values, self.gram, x.shape[2], self.padding, self.inputs, _taps(self.inputs),
-            pooled_side, UNFOLDED_ROWS, num_warps=4,
+            pooled_side, UNFOLDED_ROWS, num_warps=4, num_stages=1,
         )  # fmt: skip
 
 
