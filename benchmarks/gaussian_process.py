@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from provenance import provenance
 from scipy.optimize import minimize
 
 from pseudocoresets._io.files import write_json
@@ -26,6 +25,7 @@ from pseudocoresets.core.points import Rows
 from pseudocoresets.core.progress import Silent
 from pseudocoresets.models import GaussianProcess
 from pseudocoresets.sources.gaussian_fit import GaussianFit, fit_gaussian
+from pseudocoresets.workflows.provenance import provenance
 
 SIZES = (4, 8, 12, 16, 24)
 METHODS = ("uniform", "giga", "moments", "gaussian-psvi")

@@ -12,28 +12,34 @@ few data, many parameters.
 
 Every coreset is scored by importance sampling with draws that no construction has seen (`Yardstick` with another seed;
 in closed form for linear models). `verdict` holds, per problem and size, the medians over seeds, whether the best of
-ours is no worse than the best of the peer's, and the largest ratio of a checked method to the best of ours that need
-no cleverness (uniform, Frank-Wolfe, GIGA), of which 1.1 is allowed. Divergences below a thousandth of a nat count as
-equal. What the peer cannot do is infinite. The file is written after every cell, and a cell that it already holds is
-not measured again; each says which of the `runs` it comes from.
+ours with most seeds is no worse than the best of the peer's, and the largest ratio of a checked method to the best of
+ours that need no cleverness (uniform, Frank-Wolfe, GIGA), of which 1.1 is allowed: of medians over the seeds that the
+method has, and of single seeds. A thousandth of a nat is added to both, so that what is smaller counts as equal. What
+the peer cannot do is infinite; a construction of ours that takes longer than `--limit` is left out and counted. The
+file is written after every cell, and a cell that it already holds is not measured again; each says which of the `runs`
+it comes from.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
+import signal
 import statistics
 import sys
 import time
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -55,10 +61,13 @@ from pseudocoresets.workflows.provenance import provenance
 SIZES = (5, 20, 100)
 SIMPLE = ("uniform", "frank-wolfe", "giga")
 OURS = (*SIMPLE, "moments", "gaussian-psvi", "cd", "psvi", "rkl", "sparse-vi")
+"""Those measured unless others are named; all that make coresets of rows can be."""
 PEER = ("uniform", "frank-wolfe", "giga")
 UNSEEN = 20_261
 """The seed of the draws that score."""
 EQUAL = 1e-3
+LIMIT = 30.0
+"""Processor seconds of a construction."""
 PRIOR_SCALE = 10.0
 
 
@@ -285,22 +294,26 @@ def known(name: str, root: Path | None) -> Known:
     return Known(case, fit, Yardstick(case.model, case.rows, fit.gaussian, UNSEEN))
 
 
-def cells_of(task: Task, root: Path | None, peer: Path | None) -> dict[int, dict[str, Any]]:
+def cells_of(task: Task, root: Path | None, peer: Path | None, limit: float) -> dict[int, dict[str, Any]]:
     """size -> what was measured."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     about = known(task.problem, root)
     if task.side == "ours":
         (size,) = task.sizes
-        return {size: _ours(about, task.method, size, task.seed)}
+        return {size: _ours(about, task.method, size, task.seed, limit)}
     assert peer is not None
     return dict(_peer(about, task, peer))
 
 
-def _ours(about: Known, method: str, size: int, seed: int) -> dict[str, Any]:
+def _ours(about: Known, method: str, size: int, seed: int, limit: float) -> dict[str, Any]:
     case, fit, score = about
     began = time.process_time()
-    coreset = construct(case.rows, fit, method, model=case.model, size=size, seed=seed, progress=Silent())
+    try:
+        with processor_seconds(limit):
+            coreset = construct(case.rows, fit, method, model=case.model, size=size, seed=seed, progress=Silent())
+    except TimeoutError:
+        return {"kl": None, "too_long": limit}
     seconds = time.process_time() - began
     cell = {"kl": score.divergence(coreset.points), "processor_seconds": seconds}
     checked = coreset.configuration.get(CHECKED)
@@ -309,6 +322,22 @@ def _ours(about: Known, method: str, size: int, seed: int) -> dict[str, Any]:
     if case.reference is not None:
         cell["kl_reference_draws"] = float(kl_divergence(case.reference, fit_gaussian(case.model, coreset.points)))
     return cell
+
+
+@contextlib.contextmanager
+def processor_seconds(limit: float) -> Iterator[None]:
+    """End what takes longer by a TimeoutError."""
+
+    def ring(number: int, frame: FrameType | None) -> NoReturn:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGPROF, ring)
+    signal.setitimer(signal.ITIMER_PROF, limit)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _peer(about: Known, task: Task, folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -328,27 +357,42 @@ def _peer(about: Known, task: Task, folder: Path) -> Iterator[tuple[int, dict[st
 
 def verdict(cells: dict[str, Any], size: str) -> dict[str, Any] | None:
     """Medians over seeds, who is best, and how much worse than the simple ones a checked method is at most."""
-    medians = {
-        side: {method: _median(found[size]) for method, found in methods.items() if size in found}
+    found = {
+        side: {method: measured(by_size[size]) for method, by_size in methods.items() if size in by_size}
         for side, methods in cells.items()
     }
-    ours, peer = medians.get("ours", {}), medians.get("peer", {})
-    checked = {name: value for name, value in ours.items() if name not in SIMPLE}
-    if not checked or len(checked) == len(ours):
+    ours, peer = found.get("ours", {}), found.get("peer", {})
+    simple = [ours[name] for name in SIMPLE if name in ours]
+    checked = {name: values for name, values in ours.items() if name not in SIMPLE and values}
+    if not checked or not simple:
         return None
-    simple = min(ours[name] for name in SIMPLE if name in ours)
-    worst = max(checked, key=lambda name: checked[name])
-    result = {"medians": medians, "best": min(ours, key=lambda name: ours[name]), "worst_checked": worst}
-    result["worst_ratio"] = (checked[worst] + EQUAL) / (simple + EQUAL)
-    result["seeds"] = min(len(found[size]) for found in cells["ours"].values() if size in found)
+    ratios = {name: ratio(values, simple) for name, values in checked.items()}
+    one_seed = {name: max(ratio({s: v}, simple) for s, v in values.items()) for name, values in checked.items()}
+    medians = {
+        side: {name: statistics.median(v.values()) for name, v in each.items() if v} for side, each in found.items()
+    }
+    worst = max(ratios, key=lambda name: ratios[name])
+    result = {"medians": medians, "best": min(medians["ours"], key=lambda name: medians["ours"][name])}
+    result |= {"seeds": {name: len(values) for name, values in checked.items()}, "worst_checked": worst}
+    result |= {"worst_ratio": ratios[worst], "worst_ratio_one_seed": max(one_seed.values())}
     if peer:
-        result["ours_best"] = min(checked.values()) <= min(peer.values()) + EQUAL
+        most = max(map(len, checked.values()))
+        best = min(medians["ours"][name] for name, values in checked.items() if len(values) == most)
+        result["ours_best"] = best <= min(medians["peer"].values()) + EQUAL
     return result
 
 
-def _median(cells: dict[str, Any]) -> float:
-    """Of divergences, of which those that are not finite are null in a file."""
-    return statistics.median(math.inf if cell["kl"] is None else cell["kl"] for cell in cells.values())
+def measured(cells: dict[str, Any]) -> dict[str, float]:
+    """seed -> divergence, of which those that are not finite are null in a file; without cells that took too long."""
+    return {
+        seed: math.inf if cell["kl"] is None else cell["kl"] for seed, cell in cells.items() if "too_long" not in cell
+    }
+
+
+def ratio(values: dict[str, float], simple: list[dict[str, float]]) -> float:
+    """The median of a method over that of the best simple one, over the seeds that the method has."""
+    of_simple = min(statistics.median(each[seed] for seed in values) for each in simple)
+    return (statistics.median(values.values()) + EQUAL) / (of_simple + EQUAL)
 
 
 def judge(problem: dict[str, Any]) -> None:
@@ -363,14 +407,27 @@ def judge(problem: dict[str, Any]) -> None:
 def summary(problems: dict[str, Any]) -> dict[str, Any]:
     verdicts = [each for problem in problems.values() for each in problem.get("verdict", {}).values()]
     beside = [each["ours_best"] for each in verdicts if "ours_best" in each]
+    methods = sorted({name for each in verdicts for name in each["seeds"]})
+    cells = [
+        cell
+        for problem in problems.values()
+        for by_size in problem["cells"].get("ours", {}).values()
+        for by_seed in by_size.values()
+        for cell in by_seed.values()
+    ]
     return {
         "problems": len(problems),
-        "cells": len(verdicts),
-        "fewest_seeds": min((each["seeds"] for each in verdicts), default=0),
+        "problems_and_sizes": len(verdicts),
+        "cells_of_ours": len(cells),
+        "too_long": sum("too_long" in cell for cell in cells),
+        "problems_and_sizes_by_method_and_seeds": {
+            name: Counter(str(each["seeds"].get(name, 0)) for each in verdicts) for name in methods
+        },
         "ours_best": sum(beside),
         "beside_peer": len(beside),
         "within_1.1_of_simple": sum(each["worst_ratio"] <= 1.1 for each in verdicts),
         "largest_ratio": max((each["worst_ratio"] for each in verdicts), default=None),
+        "largest_ratio_one_seed": max((each["worst_ratio_one_seed"] for each in verdicts), default=None),
     }
 
 
@@ -401,6 +458,7 @@ def main() -> None:
     parser.add_argument("--peer-methods", type=lambda text: tuple(text.split(",")), default=PEER)
     parser.add_argument("--problems", type=lambda text: text.split(";"), help="Names, separated by semicolons.")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=LIMIT, help="Processor seconds of a cell.")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     cases = list(all_cases(options.posteriordb))
@@ -410,16 +468,17 @@ def main() -> None:
     wanted = [case for case in cases if options.problems is None or case.name in options.problems]
     record = json.loads(options.out.read_text()) if options.out.is_file() else {"problems": {}, "runs": []}
     problems, runs = record["problems"], record["runs"]
-    runs.append(provenance() | {"command": " ".join(sys.argv[1:])})
+    command = " ".join(Path(each).name if each.startswith("/") else each for each in sys.argv[1:])
+    runs.append(provenance() | {"command": command})
     for case in wanted:
         about = {"n": len(case.rows), "parameters": case.model.size, "model": type(case.model).__name__}
         if case.reference is not None:
             exact = fit_gaussian(case.model, case.rows)
             about["kl_reference_draws_to_exact"] = float(kl_divergence(case.reference, exact))
-        problems.setdefault(case.name, about | {"cells": {}})
+        judge(problems.setdefault(case.name, about | {"cells": {}}))
     waiting = [task for task in tasks(wanted, options) if not is_there(task, problems)]
     with processes(options.jobs) as mapper:
-        measure = partial(cells_of, root=options.posteriordb, peer=options.peer)
+        measure = partial(cells_of, root=options.posteriordb, peer=options.peer, limit=options.limit)
         for task, found in zip(waiting, mapper(measure, waiting), strict=True):
             problem = problems[task.problem]
             by_size = problem["cells"].setdefault(task.side, {}).setdefault(task.method, {})

@@ -23,7 +23,7 @@ from pseudocoresets.core.state import Rates
 from pseudocoresets.data import Dataset, load_dataset
 from pseudocoresets.inference.sampling import sample_posterior
 from pseudocoresets.kernels import HMC, MALA, SGD, SGHMC, AnyKernel, Drop, Langevin
-from pseudocoresets.methods import ContrastiveDivergence, Points, build_method
+from pseudocoresets.methods import ContrastiveDivergence, Points, Wasserstein, build_method
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
 from pseudocoresets.sources.experts import train_experts
@@ -170,6 +170,25 @@ def test_weights_and_labels_are_learned_on_the_fast_path(digits: Dataset, learne
     assert (losses[1] - losses[0]).abs().max() < 0.2 * losses[0].std()
     assert not torch.equal(weights[0], torch.full_like(weights[0], float(weights[0].mean())))
     torch.testing.assert_close(weights[1], weights[0], rtol=0.01, atol=0)
+
+
+@pytest.mark.parametrize("gradient", ["differences", "stored"])
+@pytest.mark.parametrize("name", ["convnet:width=32", "convnet:width=32,pooling=max"])
+def test_matched_trajectories_are_captured(digits: Dataset, name: str, gradient: str) -> None:
+    """Losses and step sizes of captured iterations are those of iterations that are not."""
+    experts = train_experts(digits, name, 2, epochs=2, batch_size=128, device="cuda")
+    method = Wasserstein(steps=4, max_start_epoch=None, gradient=gradient, step_size_learning_rate=1e-3)
+    found = []
+    for captured in (False, True):
+        backend = FusedBackend("cuda")
+        if not captured:
+            backend.repeated = lambda work: work
+        settings = ConstructionSettings(iterations=10, learning_rate=1.0)
+        made = run_construction(digits, experts, method.name, method, settings, backend=backend, device="cuda")
+        found.append(torch.tensor([[row["loss"], row["step_size"]] for row in made.history]))
+    eager, fast = found
+    assert method.repeats
+    assert ((fast - eager).abs().amax(0) < 0.2 * eager.std(0)).all()
 
 
 @pytest.mark.parametrize("method", ["pcd", "fkl-hmc"])

@@ -83,6 +83,15 @@ def test_a_formula_says_target_and_features(tmp_path: Path) -> None:
     torch.testing.assert_close(data.rows.y, plain.rows.y)
 
 
+def test_a_formula_takes_classes_by_name_and_ignores_other_columns(tmp_path: Path) -> None:
+    pytest.importorskip("formulaic")
+    frame = random_frame().assign(bought=lambda f: np.where(f.a > 0, "yes", "no"), c=np.nan)
+    data = load_posterior_data(write(tmp_path / "f.csv", frame), formula="bought ~ a + b")
+    assert (data.model_name, data.classes) == ("logistic", ("no", "yes"))
+    assert data.rows.columns == ("a", "b", "intercept")
+    assert bool(((data.rows.x[:, 0] > data.rows.x[data.rows.y == 0, 0].max()) == (data.rows.y == 1)).all())
+
+
 @pytest.mark.parametrize(
     ("formula", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,14 +18,16 @@ from methods_problems import (
     network_points,
     network_problem,
 )
+from tests.support.glm_problems import glm_problem
 from torch import Tensor, nn
 from torch.func import hessian
 
 from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.targets import all_points
 from pseudocoresets.data.augmentation import dsa
-from pseudocoresets.methods import METHODS, ForwardKL, ForwardKLByHMC, ForwardKLByLaplace, Points, Problem
+from pseudocoresets.methods import METHODS, ForwardKL, ForwardKLByHMC, ForwardKLByLaplace, Points, Problem, row_problem
 from pseudocoresets.methods.estimator import energy_difference
 from pseudocoresets.methods.kronecker import Curvature, Posterior, curvature
 from pseudocoresets.models.networks import Network
@@ -302,3 +305,18 @@ def test_methods_that_need_noise_refuse_temperature_zero() -> None:
 def test_laplace_method_refuses_a_model_that_is_no_network() -> None:
     with pytest.raises(InputError, match="softmax"):
         ForwardKLByLaplace(steps=1).loss(gaussian_points(), gaussian_problem(), Randomness.for_purpose(0))
+
+
+def test_draws_of_a_posterior_are_taken_as_they_are_so_that_both_moments_agree() -> None:
+    """On the full data the gradient vanishes up to Monte Carlo; noise around draws would make them twice as wide."""
+    problem = glm_problem("linear", "plain", 30, 2, seed=0)
+    about, points = row_problem(problem.model, problem.rows, problem.fit), all_points(problem.rows)
+    points = replace(points, x=points.x.clone().requires_grad_())
+    sizes = {}
+    for expert_sigma in (0.0, None):
+        method = ForwardKL(
+            chains=20_000, steps=20, step_size=0.5, samples=1, sigma=1.0, expert_sigma=expert_sigma, at_once=20_000
+        )
+        loss = method.loss(points, about, Randomness.for_purpose(0, "two moments"))
+        sizes[expert_sigma] = float(gradients(loss.value, points)["x"].norm())
+    assert sizes[0.0] < 0.05 * sizes[None]

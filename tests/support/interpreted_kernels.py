@@ -20,6 +20,7 @@ from pseudocoresets.backends.fused.augmentation import FusedAugmentation, fused_
 from pseudocoresets.backends.fused.autograd import AutogradLayout, autograd_layout
 from pseudocoresets.backends.fused.chains import CapturedChains
 from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
+from pseudocoresets.backends.fused.first_block import patches_of
 from pseudocoresets.backends.fused.layout import Layout, layout_of
 from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
 from pseudocoresets.core.energy import Energy, uniform_weights
@@ -67,16 +68,17 @@ def check(shape: tuple[int, int, int], depth: int, classes: int, images: int, so
     layout = layout_of(network)
     assert isinstance(layout, Layout)
     theta = network.initialise(0) + 0.05 * torch.randn(network.size)
-    x = torch.randn(images, *shape).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(images, *shape)
     y = torch.rand(images, classes).softmax(-1) if soft else torch.arange(images) % classes
     factors = torch.rand(images) / images
     wanted_energies, wanted_theta, wanted_x = reference(network, theta, x, y, factors)
     ordered = theta[layout.order]
     workspace = EnergyGradient(layout, images, CPU, torch.float32)
     energies, gradient = torch.empty(images), torch.zeros_like(ordered)
-    workspace.accumulate(ordered, ordered, x, y, factors, gradient, energies)
-    dx = workspace.input_gradient(ordered, ordered, x, y, factors, torch.empty(images))
-    scores = workspace.logits(ordered, ordered, x)
+    patches = patches_of(x, layout, torch.float32)
+    workspace.accumulate(ordered, ordered, patches, y, factors, gradient, energies)
+    dx = workspace.input_gradient(ordered, ordered, patches, y, factors, torch.empty(images))
+    scores = workspace.logits(ordered, ordered, patches)
     return {
         "energies": relative(energies, wanted_energies),
         "parameters": relative(gradient[layout.inverse], wanted_theta),
@@ -416,9 +418,10 @@ def both_paths(
     eta = torch.tensor(step_size, requires_grad=True)
     x = torch.randn(images, 3, 8, 8, generator=generator).requires_grad_()
     y = torch.rand(images, 10, generator=generator).softmax(-1).requires_grad_() if soft else torch.arange(images)
-    points = Points(x, y, uniform_weights(images, data_size), {"step_size": eta})
+    weights = (uniform_weights(images, data_size) * torch.tensor([0.5, 1.0, 1.5])).requires_grad_(soft)
+    points = Points(x, y, weights, {"step_size": eta})
     real = RealData(torch.randn(20, 3, 8, 8, generator=generator), torch.arange(20) % 10, lambda images: images)
-    learned = {"images": x, "step size": eta} | ({"labels": y} if soft else {})
+    learned = {"images": x, "step size": eta} | ({"labels": y, "weights": weights} if soft else {})
     backends: tuple[Backend, Backend] = (PlainBackend(), InterpretedBackend(steps // blocks))
     plain, fast = (descend(points, Problem(energy, None, lambda: real, backend=backend)) for backend in backends)
     wanted, found = (torch.autograd.grad(each.loss, list(learned.values())) for each in (plain, fast))

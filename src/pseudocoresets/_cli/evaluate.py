@@ -63,32 +63,35 @@ def evaluate(
         ),
     ] = CONTROL_DRAWS,
     seed: o.Seed = 0,
-    device: o.Device = "auto",
+    devices: o.Devices = "auto",
     json: o.AsJson = False,
 ) -> None:
     """A coreset file under a protocol, beside its control of random real images.
 
+    On several devices, each samples some of the chains.
+
     Example: bpc evaluate c.safetensors --protocol cold --json
     """
-    metrics = evaluate_file(
-        coreset_file,
-        o.place_of(context, device),
-        dataset=dataset,
-        network=network,
-        experts=experts,
-        data_dir=data_dir,
-        out=out,
-        corruption=corruption,
-        severity=severity,
-        reference=reference,
-        predictions=predictions,
-        controls=controls,
-        protocol=protocol,
-        sampler=sampler,
-        preset=preset,
-        seed=seed,
-        **given,
-    )
+    with o.helped_place(context, devices) as place:
+        metrics = evaluate_file(
+            coreset_file,
+            place,
+            dataset=dataset,
+            network=network,
+            experts=experts,
+            data_dir=data_dir,
+            out=out,
+            corruption=corruption,
+            severity=severity,
+            reference=reference,
+            predictions=predictions,
+            controls=controls,
+            protocol=protocol,
+            sampler=sampler,
+            preset=preset,
+            seed=seed,
+            **given,
+        )
     warn_of_chains(metrics)
     if json:
         print_json(metrics)

@@ -72,12 +72,12 @@ class RowTask:
         name, seed = method_name(solver), settings.seed
         if not check or solver.is_baseline:
             return self.coreset(solver.solve(self.about, self.size, seed), name, seed, recorded)
-        guard = Safeguard(self.about, self.size, seed)
-        check_size(len(self.data), self.size)
-        with contextlib.suppress(DivergenceError):
-            guard.offer(OWN, solver.solve(self.about, self.size, seed))
-        if solver.synthetic:
-            guard.offer_fewer()
+        guard = self._safeguard(seed)
+        if not guard.all_data:
+            with contextlib.suppress(DivergenceError):
+                guard.offer(OWN, solver.solve(self.about, self.size, seed))
+            if solver.synthetic:
+                guard.offer_fewer()
         guard.offer_simple()
         return self.coreset(guard.best, name, seed, {**recorded, CHECKED: guard.record()})
 
@@ -85,22 +85,36 @@ class RowTask:
         self, learn: Callable[[], Construction], method: GradientMethod, settings: ConstructionSettings
     ) -> Coreset:
         """What a gradient method learns, or something on the way there or simpler that is nearer."""
-        guard, recorded = Safeguard(self.about, self.size, settings.seed), configuration(method, settings)
-        check_size(len(self.data), self.size)
+        guard, recorded = self._safeguard(settings.seed), configuration(method, settings)
+        if not guard.all_data:
+            recorded = self._learned(guard, learn, method, settings) or recorded
+            guard.offer_fewer()
+        guard.offer_simple()
+        return self.coreset(guard.best, method_name(method), settings.seed, {**recorded, CHECKED: guard.record()})
+
+    def _learned(
+        self,
+        guard: Safeguard,
+        learn: Callable[[], Construction],
+        method: GradientMethod,
+        settings: ConstructionSettings,
+    ) -> dict[str, Any] | None:
+        """Offer what a gradient method learns, with its way; its configuration, or None where it diverged."""
         try:
             made = learn()
         except DivergenceError:
             with contextlib.suppress(DivergenceError):
-                guard.offer(START, self.start(settings, "", recorded, HOST).points)
-        else:
-            recorded = dict(made.coreset.configuration)
-            form = self.parameterisation(made.initial, method, settings)
-            guard.offer(OWN, made.coreset.points)
-            guard.offer_way_back(form.points(form.initial()), made.coreset.points)
-            made.discard_checkpoint()
-        guard.offer_fewer()
-        guard.offer_simple()
-        return self.coreset(guard.best, method_name(method), settings.seed, {**recorded, CHECKED: guard.record()})
+                guard.offer(START, self.start(settings, "", {}, HOST).points)
+            return None
+        form = self.parameterisation(made.initial, method, settings)
+        guard.offer(OWN, made.coreset.points)
+        guard.offer_way_back(form.points(form.initial()), made.coreset.points)
+        made.discard_checkpoint()
+        return dict(made.coreset.configuration)
+
+    def _safeguard(self, seed: int) -> Safeguard:
+        check_size(len(self.data), self.size)
+        return Safeguard(self.about, self.size, seed)
 
     @cached_property
     def about(self) -> Problem:

@@ -1,10 +1,11 @@
 """Never worse than doing nothing clever: what a method found is measured before it is returned.
 
 Its divergence KL(pi || pi_u) is estimated without a chain (``Yardstick``), beside that of simple coresets of the same
-size: a uniform subsample and the Hilbert coresets of Frank-Wolfe and GIGA, or all the data where as many are allowed.
-A gradient method's points are also tried on the way back to where they started, at 1/2, 1/4, 1/8 and 0 of the way, and
-beside more than twice as many synthetic points as parameters stands a start of that many: searches over many points end
-in worse places at times, and more points should not do harm. The nearest is returned, and the coreset says which it is.
+size: a uniform subsample and the Hilbert coresets of Frank-Wolfe and GIGA. A gradient method's points are also tried on
+the way back to where they started, at 1/2, 1/4, 1/8 and 0 of the way, and beside more than twice as many synthetic
+points as parameters stands a start of that many: searches over many points end in worse places at times, and more
+points should not do harm. The nearest is returned, and the coreset says which it is. Where as many points are allowed
+as there are data, these are returned and nothing is searched for.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ class Safeguard:
         self.divergences[name] = self._yardstick.divergence(points)
         if self._best is None or self.divergences[name] < CLEARLY * self.divergences[self._best[0]]:
             self._best = name, points
+
+    @property
+    def all_data(self) -> bool:
+        """Whether as many points are allowed as there are data, which nothing else can be nearer than."""
+        return self.size >= self.problem.energy.data_size
 
     @cached_property
     def _yardstick(self) -> Yardstick:

@@ -211,27 +211,38 @@ def _read_file(path: Path, choice: Choice, model: str) -> Table:
 
 
 def formula_table(formula: str, columns: Mapping[str, Sequence[Any]]) -> Table:
-    """Target and features by a formula such as ``"y ~ x + C(z)"``, through formulaic; its intercept is left out."""
+    """Target and features by a formula such as ``"y ~ x + C(z)"``, through formulaic; its intercept is left out.
+
+    A target of text is a class. Columns that the formula does not mention do not matter.
+    """
     try:
         import pandas
         from formulaic import ModelMatrices, model_matrix
         from formulaic.errors import FormulaicError
     except ImportError:
         raise InputError("Formulas need formulaic: pip install 'pseudocoresets[formula]'.") from None
-    for name, values in columns.items():
-        _no_missing(name, values)
-    frame = pandas.DataFrame({name: _target_values(name, values) for name, values in columns.items()})
+    mentioned = {name: values for name, values in columns.items() if "." in formula or name in formula}
+    frame = pandas.DataFrame({name: _target_values(name, values) for name, values in mentioned.items()})
+    left, tilde, features = formula.partition("~")
+    target = left.strip()
+    classes = target in frame and bool(tilde) and frame[target].dtype.kind not in "biuf"
     try:
-        matrices: Any = model_matrix(formula, frame, context={})
+        matrices: Any = model_matrix(
+            features if classes else formula, frame.drop(columns=[target] * classes), context={}
+        )
     except (FormulaicError, SyntaxError, ValueError, KeyError, NameError) as error:
         raise InputError(f"The formula '{formula}' cannot be used ({_first_line(error)}).") from None
-    if not isinstance(matrices, ModelMatrices) or "lhs" not in matrices._to_dict() or matrices.lhs.shape[1] != 1:
+    if classes:
+        y, right = np.asarray(frame[target], dtype=str), matrices
+    elif isinstance(matrices, ModelMatrices) and "lhs" in matrices._to_dict() and matrices.lhs.shape[1] == 1:
+        y, right = matrices.lhs.to_numpy(np.float64)[:, 0], matrices.rhs
+        target = str(matrices.lhs.columns[0])
+    else:
         raise InputError(f"A formula has one target, as in 'y ~ x + C(z)'; got '{formula}'.")
-    right = matrices.rhs.drop(columns=["Intercept"], errors="ignore")
+    right = right.drop(columns=["Intercept"], errors="ignore")
     if right.shape[1] == 0:
         raise InputError(f"The formula '{formula}' names no feature; a model needs at least one.")
-    name = str(matrices.lhs.columns[0])
-    return Table(right.to_numpy(np.float64), matrices.lhs.to_numpy(np.float64)[:, 0], tuple(map(str, right)), name)
+    return Table(right.to_numpy(np.float64), y, tuple(map(str, right)), target)
 
 
 def _first_line(error: Exception) -> str:
@@ -343,7 +354,7 @@ def _target_values(name: str, values: Sequence[Any]) -> Array:
     except (TypeError, ValueError):
         return np.array([str(value) for value in values])
     if not np.isfinite(numbers).all():
-        raise InputError(f"The target '{name}' holds a value that is not finite; remove that row.")
+        raise InputError(f"Column '{name}' holds a value that is not finite; remove that row.")
     return numbers
 
 

@@ -10,9 +10,11 @@ place theta_s, an expert's snapshot:
     pi    ~=  N(theta_{s + a}, sigma^2 I),         the expert, a = ``expert_epochs`` epochs later
     pi_x  ~=  N(theta_k, sigma^2 I),               k steps  theta <- theta - eta grad U(theta)  on the coreset
 
-and each expectation is an average over ``samples`` draws. Neither has the covariance of its posterior, so that of pi_x
-is not fitted: rows, whose start has it right, may lose it again, and the start is then returned. The descent needs no
-graph, so memory does not grow with k.
+and each expectation is an average over ``samples`` draws. Equal covariances leave that of pi_x unfitted. The
+"experts" of rows are draws of pi, not modes, so they are taken as they are (``expert_sigma = 0``); and the other noise
+is that of the coordinates, N(theta_k, P^-1) at sigma = 1 with P half way between the precisions of pi and pi_x. Both
+moments then agree where those of pi and pi_x do, and where pi_x is too wide (too narrow) the gradient narrows (widens)
+it. The descent needs no graph, so memory does not grow with k.
 
 Defaults are those of the authors' code for ten images per class: 30 samples, sigma = 0.01, k = 30, eta = 0.03, one
 epoch ahead of a start before the 20th epoch. They also use SGD on the images with learning rate 1000 and momentum 0.5.
@@ -48,6 +50,8 @@ class ForwardKL(GradientMethod):
     step_size: float = 0.03
     samples: int = 30
     sigma: float = 0.01
+    expert_sigma: float | None = None
+    """The standard deviation around an expert; that around the coreset's mode, ``sigma``, unless given."""
     at_once: int = 10
 
     name: ClassVar[str] = "fkl"
@@ -60,8 +64,13 @@ class ForwardKL(GradientMethod):
             steps=(self.steps, 0),
             samples=(self.samples, 1),
             sigma=(self.sigma, 0),
+            expert_sigma=(self._expert_sigma, 0),
             at_once=(self.at_once, 1),
         )
+
+    @property
+    def _expert_sigma(self) -> float:
+        return self.sigma if self.expert_sigma is None else self.expert_sigma
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         positive, negative = self.sample_phases(points, problem, randomness)
@@ -71,5 +80,5 @@ class ForwardKL(GradientMethod):
         """Samples of the two Gaussians, each (chains * samples, parameters), without a graph."""
         draw = problem.draw("The forward KL", self.chains, self.max_start_epoch, self.expert_epochs, randomness)
         end = descend(points, problem, draw.start, self.steps, self.step_size, randomness)
-        positive = gaussian_samples(points, problem, draw.later, self.samples, self.sigma, randomness)
+        positive = gaussian_samples(points, problem, draw.later, self.samples, self._expert_sigma, randomness)
         return positive, gaussian_samples(points, problem, end, self.samples, self.sigma, randomness)

@@ -8,7 +8,7 @@ there.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -27,6 +27,7 @@ from pseudocoresets.methods.selection.uniform import uniform_points
 from pseudocoresets.methods.selection.vectors import likelihood_vectors
 from pseudocoresets.methods.solver import check_size, nearest_gaussian, smooth_model, yardstick_of
 from pseudocoresets.models.expectation import SmoothModel
+from pseudocoresets.sources.gaussian_fit import GaussianFit
 
 POINTS_TO_CHOOSE_FROM = 500
 START_NEAR = 0.5
@@ -56,8 +57,18 @@ def starting_points(
     search in four ends where two points share a direction and another has none. The best of several short searches is
     continued, or the first that comes near. ``sharpen`` goes on by :func:`sharpened`. Where that is not enough, weights
     are searched for too, whether they are learned afterwards or not: points that a Hilbert coreset gave little weight
-    would be lost.
+    would be lost. A source that fits the full posterior's Gaussian keeps them for other methods.
     """
+    kept: dict[Hashable, Parameterisation] = problem.source.starts if isinstance(problem.source, GaussianFit) else {}
+    wanted = size, seed, learn_weights, starts, sharpen
+    if wanted not in kept:
+        kept[wanted] = _searched(problem, *wanted)
+    return kept[wanted]
+
+
+def _searched(
+    problem: Problem, size: int, seed: int, learn_weights: bool, starts: int, sharpen: bool
+) -> Parameterisation:
     forward = forward_kl_near(smooth_model(problem), nearest_gaussian(problem))
     best: tuple[Parameterisation, Tensor, float] | None = None
     for form in _real_starts(problem, size, seed, learn_weights, starts):

@@ -11,6 +11,7 @@ approximation at the mode. For a Gaussian posterior both are exact.
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import Gaussian, cholesky
+from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.points import FullData, Points, sum_over, unit_weights
 from pseudocoresets.core.seeds import Randomness, generator_for
 from pseudocoresets.core.source import Draw
@@ -60,6 +62,11 @@ class GaussianFit:
         from pseudocoresets.sources.yardstick import Yardstick
 
         return Yardstick(self.model, self.data, self.gaussian)
+
+    @cached_property
+    def starts(self) -> dict[Hashable, Parameterisation]:
+        """Where searches for pseudo-points begin, which is the same for many methods: each is found once."""
+        return {}
 
     @cached_property
     def _timed(self) -> tuple[Gaussian, float]:

@@ -102,7 +102,10 @@ class WeightSearch:
 
     def vectors(self) -> LikelihoodVectors:
         """All log-likelihoods as vectors under the coreset's posterior."""
-        return likelihood_vectors(self._model, self._gaussian, self._x, self._y, seed=self._seed)
+        found = likelihood_vectors(self._model, self._gaussian, self._x, self._y, seed=self._seed)
+        if not bool(torch.isfinite(found.squared_norms).all()):
+            raise DivergenceError("Log-likelihoods vary without bound under so wide a posterior; narrow the prior.")
+        return found
 
     def coreset(self, drop: bool = True) -> Points:
         """The points with their weights; ``drop`` leaves out those that weigh nothing."""
