@@ -35,7 +35,7 @@ from pseudocoresets.data.dataset import Dataset, Split
 from pseudocoresets.data.transforms import fit_normalisation
 from pseudocoresets.models.networks import build_network
 from pseudocoresets.sources.experts import train_experts
-from pseudocoresets.workflows.bench import ReferenceLoop, construction_iteration, synthetic_data
+from pseudocoresets.workflows.bench import ReferenceLoop, construction_iteration, contrastive_divergence, synthetic_data
 from pseudocoresets.workflows.provenance import provenance
 
 POPULATION = 4
@@ -171,7 +171,9 @@ def iterations(plan: Plan, quantity: str, device: torch.device, backend: Backend
 def sides(setting: Setting, device: torch.device, backend: Backend) -> dict[str, Callable[[], object]]:
     network = build_network(f"convnet:width={setting.width}", setting.shape, setting.classes)
     data = synthetic_data(setting.shape, 2 * setting.images, setting.classes, setting.classes)
-    ours = construction_iteration(data, network, setting.ipc, setting.chains, setting.k, device, backend)
+    ours = construction_iteration(
+        data, network, contrastive_divergence(setting.chains, setting.k), setting.ipc, device, backend
+    )
     reference = ReferenceLoop(network, setting.images, setting.k, device)
 
     def chains_in_turn() -> None:

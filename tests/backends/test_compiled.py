@@ -18,9 +18,10 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.driver import driver  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
-from pseudocoresets.backends.fused import adjoint, head  # noqa: E402
+from pseudocoresets.backends.fused import adjoint, blocks, chip, head  # noqa: E402
 from pseudocoresets.backends.fused.augmentation import Transformed  # noqa: E402
 from pseudocoresets.backends.fused.convnet import EnergyGradient  # noqa: E402
+from pseudocoresets.backends.fused.first_block import patches_of  # noqa: E402
 from pseudocoresets.backends.fused.layout import layout_of  # noqa: E402
 from pseudocoresets.data.augmentation import Strengths  # noqa: E402
 from pseudocoresets.models.networks import build_network  # noqa: E402
@@ -63,15 +64,15 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def launch_gradients(images: int, chains: int) -> None:
     """Both gradients of a ConvNet's energy in bfloat16, and one step."""
     shape = (3, 32, 32)
-    layout = layout_of(build_network("convnet:depth=1,width=128", shape, 10))
+    layout = layout_of(build_network("convnet:depth=2,width=128", shape, 10))
     assert layout is not None
     layout = layout.to(META).widened(chains)
     workspace = EnergyGradient(layout, images, META, torch.bfloat16)
     theta, velocity, gradient = (zeros(layout.size) for _ in range(3))
     compact = theta.to(torch.bfloat16)
-    x = zeros(images, *shape, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    patches = patches_of(zeros(images, *shape), layout, torch.bfloat16)
     energies, factors, dx = zeros(images * chains), zeros(images), zeros(images, *shape)
-    workspace.accumulate_both(theta, compact, x, zeros(images, 10), factors, gradient, energies, dx)
+    workspace.accumulate(theta, compact, patches, zeros(images, 10), factors, gradient, energies, dx)
     head.update(theta, velocity, gradient, compact, zeros(4), zeros(1, dtype=torch.int64), 1)
 
 
@@ -112,3 +113,14 @@ def test_every_kernel_compiles_and_fits(compiled: set[str]) -> None:
     launch_adjoint(chains=2)
     launch_augmentation((3, 32, 32), images=10)
     assert compiled == launched_kernels()
+
+
+def test_a_smaller_chip_gets_larger_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the multiprocessors are as full with half the values: bounds between tiles are those of the H200."""
+    properties = SimpleNamespace(multi_processor_count=chip.MEASURED_ON // 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    small = torch.device("cuda", 99)
+    assert chip.spread_over_chip(5000, META) == 5000
+    assert chip.spread_over_chip(5000, small) == 10_000
+    sizes = [blocks._channel_block(chip.spread_over_chip(5000, device), 128, 8) for device in (META, small)]
+    assert sizes[0] < sizes[1]

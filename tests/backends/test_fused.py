@@ -86,7 +86,6 @@ def test_kernels_agree_with_autograd_when_interpreted() -> None:
 
 
 @needs_triton
-@needs_triton
 def test_captured_work_gets_the_numbers_and_streams_that_the_host_draws_anew() -> None:
     from pseudocoresets.backends.fused.iteration import CapturedRandomness, HostDecision, RecordedRandomness
 
@@ -109,6 +108,7 @@ def test_captured_work_gets_the_numbers_and_streams_that_the_host_draws_anew() -
             own.host.choice("ab")
 
 
+@needs_triton
 @given(steps=st.integers(1, 500), images=st.integers(1, 20_000))
 @settings(deadline=None)
 def test_blocks_divide_the_chain(steps: int, images: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
 import pseudocoresets as pc
 from pseudocoresets.backends import choose_backend
@@ -18,6 +19,7 @@ from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.energy import Energy, potential_and_gradient
 from pseudocoresets.core.errors import DivergenceError, InputError
+from pseudocoresets.core.seeds import derive_seed
 from pseudocoresets.data import Dataset
 from pseudocoresets.inference.sampling import PROTOCOLS, chain_starts
 from pseudocoresets.inference.settings import SamplingSettings
@@ -25,6 +27,7 @@ from pseudocoresets.kernels import KERNELS
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.sources.experts import Experts
 
+FIVE_STEPS: dict[str, Any] = {"start": "point", "chains": 1, "steps": 5, "samples": 1, "augment": False, "seed": 3}
 FEW = {"chains": 3, "steps": 60, "samples": 5, "step_size": 0.1, "temperature": 0.1, "device": "cpu"}
 
 
@@ -110,6 +113,35 @@ def test_point_is_sgd_with_momentum(coreset: pc.Coreset) -> None:
         torch.nn.functional.cross_entropy(module(coreset.images), coreset.labels).backward()
         optimiser.step()
     torch.testing.assert_close(samples.parameters[0, 0], samples.network.flatten(module), rtol=1e-4, atol=1e-5)
+
+
+def test_a_distilled_coreset_is_judged_by_the_steps_it_was_learned_with(digits: Dataset) -> None:
+    """Four steps on alternating halves of two images per class, the second epoch as the first, each of its own size."""
+    options = {"steps": 2, "epochs": 2, "batch_size": 20, "step_size_learning_rate": 0.01}
+    made = pc.construct(
+        digits, None, "dd", 2, network="convnet:depth=1,width=4", iterations=2, method_options=options, device="cpu"
+    )
+    sizes = made.configuration["learned"]["step_size"]
+    assert len(set(sizes)) == 4
+    drawn = pc.sample_posterior(made, learned_steps=True, **FIVE_STEPS)
+    network, model = drawn.network, Classifier(drawn.network)
+    theta = network.initialise(derive_seed(3, "cold start"), 1)[0]
+    for t, size in enumerate(sizes):
+        part = slice(t % 2, None, 2)
+        theta = theta.detach().requires_grad_()
+        loss = F.cross_entropy(network.logits(theta, made.images[part]), made.labels[part])
+        prior = model.decay(made.data_size) * theta.square().sum() / 2
+        theta = theta - size * torch.autograd.grad(loss + prior, theta)[0]
+    torch.testing.assert_close(drawn.parameters[0, 0], theta.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_a_learned_learning_rate_is_that_of_point(coreset: pc.Coreset) -> None:
+    learned = replace(coreset, configuration={**coreset.configuration, "learned": {"step_size": 0.07}})
+    found = pc.sample_posterior(learned, learned_steps=True, **FIVE_STEPS)
+    wanted = pc.sample_posterior(coreset, point_learning_rate=0.07, **FIVE_STEPS)
+    assert torch.equal(found.parameters, wanted.parameters)
+    without = pc.sample_posterior(coreset, learned_steps=True, **FIVE_STEPS)
+    assert torch.equal(without.parameters, pc.sample_posterior(coreset, **FIVE_STEPS).parameters)
 
 
 def test_seeds_decide_everything(coreset: pc.Coreset) -> None:

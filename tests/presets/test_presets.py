@@ -13,6 +13,7 @@ from small import Invoke
 import pseudocoresets as pc
 from pseudocoresets._io.files import write_json
 from pseudocoresets.presets import PRESETS, Before, Preset, preset
+from pseudocoresets.workflows.plan import make_plan
 
 RULES: list[dict[str, Any]] = [
     {"expert_count": 3, "learning": {"cd": {"learning_rate": 1.0, "momentum": 0.5}, "rkl": {"learning_rate": 5.0}}},
@@ -69,6 +70,16 @@ def test_what_belongs_to_a_sampler_or_a_method_wins_over_what_is_for_all() -> No
     assert chosen.sampling_by("sghmc", "bptt") == own
 
 
+def test_a_method_may_have_experts_and_a_protocol_of_its_own() -> None:
+    pair = ("mtt", "wasserstein")
+    paper = {name: make_plan(dataset="cifar10", method=name, ipc=50, protocol="point", preset="paper") for name in pair}
+    trained = {name: (plan.expert_count, plan.experts.epochs) for name, plan in paper.items()}
+    assert trained == {"mtt": (100, 50), "wasserstein": (6, 30)}
+    assert [plan.sampling.learned_steps for plan in paper.values()] == [True, False]
+    cold = make_plan(dataset="cifar10", method="mtt", ipc=50, preset="paper", expert_count=3)
+    assert (cold.sampling.learned_steps, cold.expert_count) == (False, 3)
+
+
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [
@@ -79,6 +90,7 @@ def test_what_belongs_to_a_sampler_or_a_method_wins_over_what_is_for_all() -> No
         ({"experts": {"epochs": [1]}}, "'experts' must map names to values"),
         ({"learning": {"cd": 5}}, "'learning' must map names to settings"),
         ({"expert_count": "six"}, "'expert_count' must be a whole number"),
+        ({"experts_for": {"cd": {"expert_count": 2.5}}}, "'expert_count' must be a whole number"),
         ({"default_method": 5}, "'default_method' must be a name"),
         ({"before": {"bptt": {"method": "cd"}}}, "'before' must map methods to lists"),
         ({"before": {"bptt": [{"iterations": 5}]}}, "has a 'method'"),

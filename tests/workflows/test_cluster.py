@@ -40,8 +40,9 @@ def cluster() -> Iterator[Any]:
 
 
 def test_a_node_that_dies_in_the_middle_costs_nothing_but_time(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """What Ray has to say of it stays out of standard output, where a command prints its JSON."""
     small_parts(monkeypatch)
     folder = str(write_parts(tmp_path / "table"))
     here = load_large_data(folder, target="y")
@@ -66,6 +67,7 @@ def test_a_node_that_dies_in_the_middle_costs_nothing_but_time(
         assert [attempts(log, number) for number in range(3)] == [1, 2, 1]
         with pytest.raises(InputError, match="not negative"):
             list(mapper(partial(squared, log=log), [-1]))
+        assert capsys.readouterr().out == ""
 
 
 def test_a_lost_head_ends_in_a_sentence_and_what_was_finished_stays(cluster: Any, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ import errno
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +17,19 @@ import torch
 from small import Invoke
 from units import attempts, squared
 
+import pseudocoresets as pc
 from pseudocoresets._io.files import write_json
 from pseudocoresets.core.errors import InputError, WorkerLostError
 from pseudocoresets.core.mapping import in_this_process
+from pseudocoresets.data import Dataset
 from pseudocoresets.presets import Preset
+from pseudocoresets.sources.experts import Experts
 from pseudocoresets.workflows import parallel
 from pseudocoresets.workflows.cells import RESULT
+from pseudocoresets.workflows.evaluate import chain_groups, sample_plan
 from pseudocoresets.workflows.parallel import VISIBLE, devices_named, on_devices, see_only
+from pseudocoresets.workflows.place import workplace
+from pseudocoresets.workflows.plan import make_plan
 
 TINY = Preset(
     expert_count=6,
@@ -143,6 +151,7 @@ def test_several_devices_find_what_one_does(bpc: Invoke, tmp_path: Path) -> None
     words = [*COMPARE, "cd,random"]
     one, two = (bpc(*words, "--devices", devices, "--out", devices[:4]) for devices in ("cpu", "cpu,cpu"))
     assert two.exit_code == 0, two.output
+    assert "coresets: done in" in two.stderr
     scores = [{row["method"]: row["metrics"] for row in json.loads(found.stdout)["rows"]} for found in (one, two)]
     assert scores[0] == scores[1]
     experts = [sorted((tmp_path / name / "experts").glob("expert-*")) for name in ("cpu", "cpu,")]
@@ -150,6 +159,34 @@ def test_several_devices_find_what_one_does(bpc: Invoke, tmp_path: Path) -> None
     assert all(first.read_bytes() == second.read_bytes() for first, second in zip(*experts, strict=True))
     again = bpc(*words, "--devices", "cpu", "--out", "cpu,")
     assert json.loads(again.stdout) == json.loads(two.stdout)
+
+
+@pytest.mark.parametrize(("protocol", "groups"), [("cold", [2, 1]), ("expert", [3])])
+def test_chains_of_one_posterior_are_shared_out(
+    coreset: pc.Coreset, digits: Dataset, experts: Experts, protocol: str, groups: list[int]
+) -> None:
+    """Each group is a run of its own, and all that is sent elsewhere can be; chains from experts stay together."""
+    sizes: list[int] = []
+
+    def elsewhere(function: Any, items: Any, lost: Any = None) -> Iterator[Any]:
+        for item in items:
+            sent, settings = ForkingPickler.loads(ForkingPickler.dumps((function, item)))
+            sizes.append(settings.chains)
+            yield sent(settings)
+
+    short = {"chains": 3, "steps": 4, "samples": 2}
+    plan = make_plan(dataset="digits", method="random", network=str(coreset.network), protocol=protocol, sampling=short)
+    samples = sample_plan(plan, coreset, digits, experts, replace(workplace("cpu"), mapper=elsewhere, workers=2))
+    assert samples.parameters.shape[:2] == (3, 2)
+    alone = [
+        pc.sample_posterior(coreset, start=protocol, experts=experts, device="cpu", **asdict(each)).parameters
+        for each in chain_groups(plan.sampling, len(groups))
+    ]
+    assert [len(each) for each in alone] == groups
+    assert sizes == (groups if len(groups) > 1 else [])
+    assert torch.equal(samples.parameters, torch.cat(alone))
+    assert len(samples.parameters[:, -1].unique(dim=0)) == 3
+    assert samples.predict(digits.test.images[:2]).shape[-1] == 10
 
 
 def test_a_full_disk_ends_in_a_sentence_and_finished_units_stay(

@@ -42,6 +42,7 @@ def bench(
         bool,
         typer.Option("--networks", help="Measure other networks, HMC, MALA and learned weights beside the plain path."),
     ] = False,
+    alone: Annotated[bool, typer.Option("--alone", help="Leave the reference formulation out.")] = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Also write the table to this JSON file; of --methods, the plot beside it as PNG."),
@@ -73,7 +74,7 @@ def bench(
     if ipc is not None:
         raise InputError("--ipc goes with --methods, such as --methods all.")
     rows: list[Measurement] = []
-    for measurement in run_bench(where, place.backend):
+    for measurement in run_bench(where, place.backend, alone):
         rows.append(measurement)
         say(f"{measurement.what}: {measurement.ours:.4g} {measurement.unit}")
         if out is not None:

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -170,6 +170,15 @@ def workforce_of(context: typer.Context, devices: str, ray: str | None) -> Itera
     names = devices_named(devices)
     with workforce(names, ray) as mapper:
         yield program_settings(context).place(names[0]), mapper
+
+
+@contextmanager
+def helped_place(context: typer.Context, devices: str) -> Iterator[Workplace]:
+    """The first of the devices, with the others at its service within a step."""
+    from pseudocoresets.workflows.parallel import devices_named
+
+    with workforce_of(context, devices, None) as (place, mapper):
+        yield replace(place, mapper=mapper, workers=len(devices_named(devices)))
 
 
 def words(text: str) -> list[str]:

@@ -64,6 +64,17 @@ class Certainty:
     confidence: float
 
 
+@dataclass(frozen=True)
+class Scores:
+    """Each metric over single chains, and of the average over all of them."""
+
+    chains: Mapping[str, Summary]
+    ensemble: Mapping[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: summary.as_json() for name, summary in self.chains.items()} | {"ensemble": dict(self.ensemble)}
+
+
 @dataclass(frozen=True, repr=False)
 class EvaluationReport:
     """Each metric over runs (one chain each, averaged over its samples), and of the average over all chains."""
@@ -238,18 +249,25 @@ def _pooled_diagnostics(parts: Sequence[Diagnostics | None]) -> Diagnostics | No
     )
 
 
+def scores(probabilities: Tensor, labels: Tensor) -> Scores:
+    """Of probabilities (chains, samples, n, classes)."""
+    labels = labels.to(probabilities.device)
+    single = [all_metrics(chain.mean(0), labels) for chain in probabilities]
+    chains = {name: Summary(tuple(run[name] for run in single)) for name in METRICS}
+    return Scores(chains, all_metrics(probabilities.flatten(0, 1).mean(0), labels))
+
+
 def score(probabilities: Tensor, labels: Tensor, protocol: str, posterior: Mapping[str, Any]) -> EvaluationReport:
     """Score probabilities (chains, samples, n, classes): each chain on its own, and all together."""
-    labels = labels.to(probabilities.device)
-    per_chain = [all_metrics(chain.mean(0), labels) for chain in probabilities]
+    labels, found = labels.to(probabilities.device), scores(probabilities, labels)
     together = probabilities.flatten(0, 1).mean(0)
-    accuracy, nll, ece, brier = (Summary(tuple(run[name] for run in per_chain)) for name in METRICS)
+    accuracy, nll, ece, brier = (found.chains[name] for name in METRICS)
     return EvaluationReport(
         accuracy,
         nll,
         ece,
         brier,
-        ensemble=all_metrics(together, labels),
+        ensemble=found.ensemble,
         reliability=reliability(together, labels),
         protocol=protocol,
         posterior=posterior,

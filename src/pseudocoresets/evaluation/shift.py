@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from pseudocoresets.data.corruptions import SEVERITIES, SHIFT_CORRUPTIONS, corrupt
 from pseudocoresets.data.dataset import Split
-from pseudocoresets.evaluation.metrics import METRICS, all_metrics
-from pseudocoresets.evaluation.report import Summary
+from pseudocoresets.evaluation.report import Scores, scores
 from pseudocoresets.inference.samples import PosteriorSamples
 
 Corrupted = Callable[[str, int], Tensor]
 """Test images under a corruption at a severity."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Each metric over single chains, and of the average over all of them."""
-
-    chains: Mapping[str, Summary]
-    ensemble: Mapping[str, float]
-
-    def as_json(self) -> dict[str, Any]:
-        return {name: summary.as_json() for name, summary in self.chains.items()} | {"ensemble": dict(self.ensemble)}
-
-
-def scores(probabilities: Tensor, labels: Tensor) -> Scores:
-    """Of probabilities (chains, samples, n, classes)."""
-    labels = labels.to(probabilities.device)
-    single = [all_metrics(chain.mean(0), labels) for chain in probabilities]
-    chains = {name: Summary(tuple(run[name] for run in single)) for name in METRICS}
-    return Scores(chains, all_metrics(probabilities.flatten(0, 1).mean(0), labels))
 
 
 def corrupted_split(split: Split, name: str, severity: int, seed: int = 0) -> Split:

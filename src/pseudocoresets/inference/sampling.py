@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,8 +28,11 @@ from pseudocoresets.core.progress import Progress, Silent, by_default, task
 from pseudocoresets.core.registry import parse_name
 from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.core.settings import build_settings
+from pseudocoresets.core.state import STEP_SIZE, at_rest
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.augmentation import AnyAugmentation, augmentation_for
+from pseudocoresets.gradients.adjoint import StoredTrajectory
+from pseudocoresets.gradients.descent import Descent
 from pseudocoresets.inference.models import sample_model_posterior
 from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
@@ -45,6 +48,7 @@ from pseudocoresets.kernels import (
     is_adjusted,
     warm_up,
 )
+from pseudocoresets.methods.condensation.dataset_distillation import step_parts
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import AnyNetwork, Network, as_network, from_spec
 from pseudocoresets.presets import Preset
@@ -103,7 +107,7 @@ def sample_posterior(
     given = {name: value for name, value in given.items() if value is not None} | settings
     chosen = build_settings(SamplingSettings, {**known, **given}, "The sampler")
     device = resolve_device(device)
-    used = _network_for(coreset, network)
+    used = network_for(coreset, network)
     return sample_network_posterior(
         coreset, used, start, chosen, experts, device, backend or choose_backend(device), progress, augmentation
     )
@@ -168,6 +172,8 @@ class _Posterior:
         self.backend = backend
         self._settings = settings
         self._made_by = coreset.method
+        self._made_with: Mapping[str, Any] = coreset.configuration.get("method", {})
+        self._learned_step_size: float | list[float] | None = coreset.configuration.get("learned", {}).get(STEP_SIZE)
         self._randomness = randomness
         self.model = Classifier(network, settings.prior_scale)
         self._energy = Energy(self.model, coreset.data_size, settings.temperature)
@@ -196,9 +202,12 @@ class _Posterior:
     def train_points(self, positions: Tensor, progress: Progress) -> Tensor:
         """SGD on the mean cross-entropy plus the prior's decay; one sample per chain, the last position.
 
-        The learning rate is a tenth in the second half.
+        The learning rate is a tenth in the second half. Step sizes that were learned one by one are taken one by one.
         """
-        kernel = SGD(self._settings.point_learning_rate, POINT_MOMENTUM)
+        learned = self._learned_step_size if self._settings.learned_steps else None
+        if isinstance(learned, list):
+            return self._finite(self._learned_steps(learned, positions), max(learned))[:, None]
+        kernel = SGD(self._settings.point_learning_rate if learned is None else learned, POINT_MOMENTUM)
         schedule = Drop(max(1, round(POINT_DECAY_AT * self._settings.steps)))
         with task(progress, f"training on the coreset by {self._made_by}", self._settings.steps) as bar:
             return self._run(self._plan(kernel, self._augmentation, schedule), positions, bar)
@@ -215,10 +224,21 @@ class _Posterior:
 
     def _run(self, plan: ChainPlan, positions: Tensor, bar: Progress) -> Tensor:
         kept = self.backend.run_chain(plan, positions, self._randomness, bar.advance)
-        if not torch.isfinite(kept[-1]).all():
-            step_size = plan.kernel.step_size
+        return self._finite(kept, plan.kernel.step_size).transpose(0, 1)
+
+    def _finite(self, positions: Tensor, step_size: float) -> Tensor:
+        if not torch.isfinite(positions[-1]).all():
             raise DivergenceError(f"The chains left the finite numbers at step size {step_size}; lower it.")
-        return kept.transpose(0, 1)
+        return positions
+
+    def _learned_steps(self, sizes: Sequence[float], positions: Tensor) -> Tensor:
+        """Where networks are after the steps of dataset distillation, each on its part of the images."""
+        parts = step_parts(self._points, self._made_with["steps"])
+        points = replace(self._points, hyperparameters={STEP_SIZE: positions.new_tensor(sizes)})
+        subsets = [parts[t % len(parts)] for t in range(len(sizes))]
+        descent = Descent(self._energy, points, len(sizes), augmentation=self._augmentation, subsets=subsets)
+        trajectory = StoredTrajectory(descent, descent.views(self._randomness), states=2)
+        return trajectory.run(at_rest(positions)).position
 
     @property
     def _warm_up_steps(self) -> int:
@@ -235,7 +255,8 @@ class _Posterior:
         return kernel.run(target, positions, settings.samples, self._warm_up_steps, settings.seed, progress).samples
 
 
-def _network_for(coreset: Coreset, network: AnyNetwork | None) -> Network:
+def network_for(coreset: Coreset, network: AnyNetwork | None) -> Network:
+    """The network that is given, or the one that the coreset was made with."""
     if network is not None:
         channels, height, width = coreset.x.shape[1:]
         return as_network(network, (channels, height, width), len(coreset.classes))

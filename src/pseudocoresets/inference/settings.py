@@ -34,6 +34,11 @@ class SamplingSettings:
     step_size: float = setting(0.03, "Step size of each posterior chain.", within=RATE, option="--sampling-step-size")
     schedule: str = setting("constant", "Of the sampler's step size: constant, polynomial, cosine or cyclical.")
     point_learning_rate: float = setting(0.02, "Learning rate of SGD under the protocol 'point'.", within=RATE)
+    learned_steps: bool = setting(
+        False,
+        "Protocol 'point': train at the learning rate, or by the very steps, that the coreset was learned with, where "
+        "its file records them.",
+    )
     temperature: float = setting(1.0, "Posterior temperature; 1 is Bayes, less is colder.", within=TEMPERATURE)
     prior_scale: float = setting(1.0, "Standard deviation of the Gaussian prior.", within=SCALE)
     augment: bool = setting(True, "Augment images, or see them as they are.")

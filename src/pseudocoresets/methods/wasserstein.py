@@ -37,7 +37,7 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.source import Draw
 from pseudocoresets.core.state import STEP_SIZE, Motion, at_rest
-from pseudocoresets.gradients import GradientEstimator, Outcome, Terminal, build_gradient
+from pseudocoresets.gradients import Differences, GradientEstimator, Outcome, Stored, Terminal, build_gradient
 from pseudocoresets.kernels.kernel import positive_step_size
 from pseudocoresets.methods.estimator import require_at_least
 from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss
@@ -72,6 +72,10 @@ class Wasserstein(GradientMethod):
         )
         positive_step_size(self.step_size)
         build_gradient(self.gradient)
+
+    @property
+    def repeats(self) -> bool:
+        return isinstance(build_gradient(self.gradient), Differences | Stored)
 
     def hyperparameters(self) -> Mapping[str, Hyperparameter]:
         return {STEP_SIZE: Hyperparameter(self.step_size, self.step_size_learning_rate)}

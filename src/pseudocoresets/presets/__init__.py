@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ NO_DATASET = ""
 """A name for which only those rules hold that are not for chosen data sets."""
 NUMBER_PER_IPC = "times_ipc"
 LEVELS = dict.fromkeys(("experts", "construction", "sampling"), 1) | dict.fromkeys(
-    ("by_sampler", "by_protocol", "sampling_for", "methods", "learning"), 2
+    ("by_sampler", "by_protocol", "sampling_for", "experts_for", "methods", "learning"), 2
 )
 """The parts that are mappings, and how many levels of names stand above a value."""
 
@@ -52,6 +52,8 @@ class Preset:
 
     expert_count: int = 5
     experts: Settings = field(default_factory=dict)
+    experts_for: Mapping[str, Settings] = field(default_factory=dict)
+    """How experts are trained by method, and how many (``expert_count``), where it is otherwise than above."""
     construction: Settings = field(default_factory=dict)
     sampling: Settings = field(default_factory=dict)
     methods: Mapping[str, Settings] = field(default_factory=dict)
@@ -72,6 +74,11 @@ class Preset:
 
     def construction_for(self, method: str) -> dict[str, Any]:
         return {**self.construction, **self.learning.get(method, {})}
+
+    def trained_for(self, method: str) -> Preset:
+        """The same with the experts that ``method`` draws from."""
+        own = dict(self.experts_for.get(method, {}))
+        return replace(self, expert_count=own.pop("expert_count", self.expert_count), experts={**self.experts, **own})
 
     def method_options(self, method: str) -> dict[str, Any]:
         return dict(self.methods.get(method, {}))
@@ -131,7 +138,8 @@ def _what_is_wrong(rule: Any) -> str | None:
     for part, levels in LEVELS.items():
         if not _is_mapping(rule.get(part, {}), levels):
             return f"'{part}' must map names to {'values' if levels == 1 else 'settings, and those to values'}"
-    if type(rule.get("expert_count", 1)) is not int:
+    counted = (rule, *rule.get("experts_for", {}).values())
+    if any(type(each.get("expert_count", 1)) is not int for each in counted):
         return "'expert_count' must be a whole number"
     for part in ("default_method", "default_sampler"):
         if not isinstance(rule.get(part, ""), str):

@@ -33,7 +33,7 @@ from pseudocoresets.data.augmentation import dsa
 from pseudocoresets.data.dataset import Dataset, Split
 from pseudocoresets.data.transforms import fit_normalisation
 from pseudocoresets.inference.sampling import sample_posterior
-from pseudocoresets.methods import ContrastiveDivergence, Problem
+from pseudocoresets.methods import BPTT, ContrastiveDivergence, GradientMethod, Problem, RealData
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
 from pseudocoresets.sources.experts import Experts, ExpertSettings, ExpertStore, train_experts
@@ -44,6 +44,8 @@ DRAWING_ROUNDS = 7
 NOTHING = TrainedOn("bench", "")
 """What random experts were trained on."""
 STORED_EPOCHS = 50
+WINDOW, POINTS_PER_STEP = 40, 125
+"""Of `bptt` in the preset `paper`."""
 
 
 @dataclass(frozen=True)
@@ -92,29 +94,35 @@ class Measurement:
         return asdict(self) | {"ratio": self.ratio}
 
 
-def run_bench(device: str | torch.device = "auto", backend: Backend | None = None) -> Iterator[Measurement]:
-    """Every measurement, one after another."""
+def run_bench(
+    device: str | torch.device = "auto", backend: Backend | None = None, alone: bool = False
+) -> Iterator[Measurement]:
+    """Every measurement, one after another; ``alone`` leaves the reference out."""
     device = resolve_device(device)
     backend = backend or choose_backend(device)
     if device.type == "cpu":
-        larger = _Bench(MNIST_ON_CPU, device, backend).construction(1)
+        larger = _Bench(MNIST_ON_CPU, device, backend, alone).construction(1)
         yield replace(larger, what=f"MNIST, depth 3, width 128: {larger.what}")
     scale = GPU if device.type == "cuda" else CPU
     with threads_for(scale.shape):
-        bench = _Bench(scale, device, backend)
+        bench = _Bench(scale, device, backend, alone)
         yield from bench.ceilings()
         for ipc in scale.sizes:
             yield bench.construction(ipc)
         yield bench.construction(1, chains=8)
         yield from bench.memory_against_steps()
+        if device.type == "cuda":
+            for ipc in scale.sizes:
+                yield bench.unrolling(ipc)
         yield bench.expert_training()
         yield bench.evaluation(10)
         yield from bench.snapshots()
 
 
 class _Bench:
-    def __init__(self, scale: Scale, device: torch.device, backend: Backend) -> None:
+    def __init__(self, scale: Scale, device: torch.device, backend: Backend, alone: bool) -> None:
         self._scale = scale
+        self._alone = alone
         self._device = device
         self._backend = backend
         self._data = synthetic_data(scale.shape, scale.train_images, scale.test_images)
@@ -138,7 +146,7 @@ class _Bench:
             warm_up = time.monotonic() - began
             if self._device.type == "cuda":
                 self._run_ahead(step)
-            compared = chains == 1 and steps == self._scale.steps
+            compared = chains == 1 and steps == self._scale.steps and not self._alone
             ours, reference = self._beside(step, self._reference(images, steps) if compared else None)
             host = self._host(step) if self._device.type == "cuda" else None
         return Measurement(
@@ -151,6 +159,26 @@ class _Bench:
             warm_up,
             host,
         )
+
+    def unrolling(self, ipc: int) -> Measurement:
+        """One iteration of `bptt` with the windows that the preset `paper` has for CIFAR-10."""
+        method = BPTT(
+            steps=WINDOW,
+            horizon=10 * WINDOW,
+            spread=True,
+            batch_size=1024,
+            points_per_step=POINTS_PER_STEP if 10 * ipc > POINTS_PER_STEP else 0,
+        )
+        began = time.monotonic()
+        step = construction_iteration(self._data, self._network, method, ipc, self._device, self._backend)
+        with PeakMemory(self._device) as memory:
+            step()
+            self._wait()
+            warm_up = time.monotonic() - began
+            self._run_ahead(step)
+            milliseconds, host = self._median(step, self._scale.iterations), self._host(step)
+        what = f"bptt, ipc {ipc}, windows of {WINDOW}"
+        return Measurement(what, "ms", milliseconds, None, None, memory.bytes, warm_up, host)
 
     def memory_against_steps(self) -> Iterator[Measurement]:
         """Peak memory must not grow with k."""
@@ -170,7 +198,8 @@ class _Bench:
             self._train_experts(epochs)
             self._wait()
         rate = self._expert_rate = 4 * epochs * scale.train_images / (time.monotonic() - began)
-        reference = batch / (self._median(self._reference(batch, 10), 5) / 10 * 1e-3)
+        ten_steps = None if self._alone else self._median(self._reference(batch, 10), 5)
+        reference = None if ten_steps is None else 1e3 * batch / (ten_steps / 10)
         return Measurement(
             "experts, with augmentation",
             "images/s",
@@ -246,9 +275,8 @@ class _Bench:
         )
 
     def _iteration(self, ipc: int, chains: int, steps: int, experts: Experts | None = None) -> Callable[[], None]:
-        return construction_iteration(
-            self._data, self._network, ipc, chains, steps, self._device, self._backend, experts
-        )
+        method = contrastive_divergence(chains, steps)
+        return construction_iteration(self._data, self._network, method, ipc, self._device, self._backend, experts)
 
     def _reference(self, images: int, steps: int) -> Callable[[], None]:
         return ReferenceLoop(self._network, images, steps, self._device)
@@ -323,26 +351,30 @@ class _Bench:
             torch.cuda.synchronize(self._device)
 
 
+def contrastive_divergence(chains: int, steps: int, kernel: str = "langevin") -> ContrastiveDivergence:
+    """With draws from the three snapshots of ``random_experts``."""
+    return ContrastiveDivergence(expert_epochs=1, max_start_epoch=None, chains=chains, steps=steps, kernel=kernel)
+
+
 def construction_iteration(
     data: Dataset,
     network: Network,
+    method: GradientMethod,
     ipc: int,
-    chains: int,
-    steps: int,
     device: torch.device,
     backend: Backend,
     experts: Experts | None = None,
-    kernel: str = "langevin",
     learn_weights: bool = False,
 ) -> Callable[[], None]:
-    """One iteration of contrastive divergence, to be called again and again; random experts where none are given."""
+    """One iteration of a construction, to be called again and again; random experts where none are given."""
     settings = ConstructionSettings(ipc=ipc, learning_rate=1e-3)
-    method = ContrastiveDivergence(expert_epochs=1, max_start_epoch=None, chains=chains, steps=steps, kernel=kernel)
-    start = real_coreset(data, settings, network.spec, "cd")
+    start = real_coreset(data, settings, network.spec, "bench")
+    real = RealData.of(data, device)
     learner = Learner(Parameterisation(start.points, learn_weights=learn_weights), method, settings, device)
     problem = Problem(
         Energy(Classifier(network), len(data.train)),
         source=experts or random_experts(network),
+        real_data=lambda: real,
         augmentation=backend.augmentation(dsa(flippable=True), network.spec.shape),
         backend=backend,
     )

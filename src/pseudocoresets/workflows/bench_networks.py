@@ -15,7 +15,13 @@ import torch
 from pseudocoresets.backends import Backend, PlainBackend
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.models.networks import Network, build_network
-from pseudocoresets.workflows.bench import construction_iteration, seconds_of, step_cost, synthetic_data
+from pseudocoresets.workflows.bench import (
+    construction_iteration,
+    contrastive_divergence,
+    seconds_of,
+    step_cost,
+    synthetic_data,
+)
 
 CLASSES = 10
 
@@ -95,7 +101,6 @@ def _milliseconds(
     case: Case, network: Network, data: Dataset, device: torch.device, backend: Backend, warm_ups: int, repeats: int
 ) -> float:
     """Of iterations that follow one another, after those in which graphs are captured."""
-    iteration = construction_iteration(
-        data, network, 1, 1, case.steps, device, backend, kernel=case.kernel, learn_weights=case.learn_weights
-    )
+    method = contrastive_divergence(1, case.steps, case.kernel)
+    iteration = construction_iteration(data, network, method, 1, device, backend, learn_weights=case.learn_weights)
     return 1e3 * seconds_of(iteration, device, repeats, warm_ups)

@@ -93,8 +93,8 @@ def run_cells(
         attempt: Callable[[C], Outcome[C]] = partial(_attempt, judge=judge)
         outcomes: Iterator[Outcome[C]] = mapper(attempt, filter(affordable, cells), lost_cell)
         for outcome in outcomes:
-            yield outcome
             shown.advance(note=str(outcome.cell))
+            yield outcome
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 

@@ -49,6 +49,7 @@ def on_ray(address: str, patience: float = PATIENCE) -> Iterator[Mapper]:
     known = ray.is_initialized()
     if not known:
         _connect(ray, address)
+        _keep_quiet(ray)
     try:
         with spread(RayCrew(ray, ray.get_runtime_context().gcs_address, patience)) as mapper:
             yield mapper
@@ -83,6 +84,11 @@ def _connect(ray: Any, address: str) -> None:
         ray.init(address=f"{host}:{port}", **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise InputError(f"The Ray cluster at '{address}' cannot be used ({_first_line(error)}).") from None
+
+
+def _keep_quiet(ray: Any) -> None:
+    """Ray prints the log of a machine that died to standard output, whatever ``log_to_driver`` says."""
+    ray._private.worker._worker_logs_enabled = False
 
 
 def _first_line(error: Exception) -> str:

@@ -267,8 +267,9 @@ class _ImageJudge:
 
     @property
     def trained(self) -> Plan | None:
-        """A plan whose experts all that need some share."""
-        return next((plan for plan in self.plans.values() if plan.needs_experts()), None)
+        """The plan whose experts all that need some share: the most epochs of the most experts."""
+        drawing = (plan for plan in self.plans.values() if plan.needs_experts())
+        return max(drawing, key=lambda plan: (plan.experts.epochs, plan.expert_count), default=None)
 
     @cached_property
     def experts(self) -> Experts | None:

@@ -5,22 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from pseudocoresets._io.files import require_writable, write_json
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.progress import Job, Stage
+from pseudocoresets.core.seeds import derive_seed
 from pseudocoresets.coreset import Coreset, require_same_shape
 from pseudocoresets.data import FOLDER_PREFIX, find_entry, load_dataset
 from pseudocoresets.data.corruptions import CORRUPTIONS
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.restoring import MissingWhitening
 from pseudocoresets.evaluation import EvaluationReport, Predictions, evaluate, pooled
-from pseudocoresets.evaluation.report import control_coreset
+from pseudocoresets.evaluation.report import CONTROL_DRAWS, control_coreset
 from pseudocoresets.evaluation.shift import corrupted_split
 from pseudocoresets.inference.samples import PosteriorSamples
-from pseudocoresets.inference.sampling import sample_posterior
+from pseudocoresets.inference.sampling import network_for, sample_posterior
+from pseudocoresets.inference.settings import SamplingSettings
+from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import NetworkSpec
 from pseudocoresets.sources.experts import Experts, load_experts, require_experts_for
 from pseudocoresets.workflows.place import Workplace
@@ -50,9 +57,10 @@ def evaluate_file(
     severity: int = 3,
     reference: Path | None = None,
     predictions: Path | None = None,
+    controls: int = CONTROL_DRAWS,
     **settings: Any,
 ) -> dict[str, Any]:
-    """The metrics of a coreset file beside its control; ``settings`` are those of ``make_plan``.
+    """The metrics of a coreset file beside its control, if it has draws; ``settings`` are those of ``make_plan``.
 
     With a ``corruption``, the test images are those of the data set under it. A ``reference`` is a file of predictions
     to compare with; ``predictions`` is where to write the coreset's own.
@@ -68,6 +76,7 @@ def evaluate_file(
         construction={"weights": coreset.configuration.get("settings", {}).get("weights", "full")},
         **settings,
     )
+    plan = replace(plan, control_draws=controls)
     require_listed_shape(coreset, plan.dataset)
     if corruption is not None:
         CORRUPTIONS[corruption.replace("-", "_")]
@@ -89,8 +98,10 @@ def evaluate_file(
         place = replace(place, progress=job)
         with job.stage("posterior"):
             report = judge(plan, coreset, data, trained, place, network, known)
-        with job.stage("control"):
-            control = judge_control(plan, coreset.network, data, trained, place, network, known)
+        control = None
+        if controls:
+            with job.stage("control"):
+                control = judge_control(plan, coreset.network, data, trained, place, network, known)
     seconds = {"evaluate": time.monotonic() - began}
     metrics = metrics_document(replace(plan, method=coreset.method), coreset, report, control, seconds)
     if corruption is not None:
@@ -106,10 +117,9 @@ def judging_stages(plan: Plan, data: Dataset) -> list[Stage]:
     """Coreset and control; their work is counted in images that pass the network."""
     points, sampling = plan.construction.ipc * len(data.classes), plan.sampling
     work = sampling.chains * (sampling.steps * points + PASS_WITHOUT_GRADIENT * sampling.samples * len(data.test))
-    return [
-        Stage("posterior", work, TASKS_OF_JUDGING),
-        Stage("control", plan.control_draws * work, plan.control_draws * TASKS_OF_JUDGING),
-    ]
+    draws = plan.control_draws
+    control = [Stage("control", draws * work, draws * TASKS_OF_JUDGING)] if draws else []
+    return [Stage("posterior", work, TASKS_OF_JUDGING), *control]
 
 
 def judge(
@@ -133,18 +143,69 @@ def sample_plan(
     place: Workplace,
     network: str | None = None,
 ) -> PosteriorSamples:
-    """The coreset's posterior, sampled as the plan has it."""
+    """The coreset's posterior, sampled as the plan has it; its chains in groups, where there are several workers.
+
+    A group has a seed of its own. Chains that start from experts stay together, so that each has an expert of its own.
+    """
     require_same_shape(coreset, data)
+    groups = 1 if plan.protocol == "expert" else min(place.workers, plan.sampling.chains)
+    if groups == 1:
+        return _sampled(coreset, plan.protocol, network, plan.sampling, experts, place)
+    began = time.perf_counter()
+    work = partial(_sampled_elsewhere, coreset, plan.protocol, network, place)
+    kept = torch.cat(list(place.mapper(work, chain_groups(plan.sampling, groups)))).to(place.device)
+    return PosteriorSamples(
+        kept,
+        Classifier(network_for(coreset, network), plan.sampling.prior_scale),
+        plan.protocol,
+        plan.sampling,
+        time.perf_counter() - began,
+        transform=coreset.require_images(),
+        backend=place.backend,
+        progress=place.progress,
+        coreset=coreset,
+        again=lambda other: sample_plan(plan, other, data, experts, place, network),
+    )
+
+
+def chain_groups(settings: SamplingSettings, groups: int) -> list[SamplingSettings]:
+    """The settings of as many groups of the chains, of sizes that differ by one at most."""
+    return [
+        replace(
+            settings,
+            chains=len(range(number, settings.chains, groups)),
+            seed=settings.seed if number == 0 else derive_seed(settings.seed, "group of chains", number),
+        )
+        for number in range(groups)
+    ]
+
+
+def _sampled(
+    coreset: Coreset,
+    protocol: str,
+    network: str | None,
+    settings: SamplingSettings,
+    experts: Experts | None,
+    place: Workplace,
+) -> PosteriorSamples:
     return sample_posterior(
         coreset,
-        start=plan.protocol,
+        start=protocol,
         network=network,
         experts=experts,
         device=place.device,
         backend=place.backend,
         progress=place.progress,
-        **asdict(plan.sampling),
+        **asdict(settings),
     )
+
+
+def _sampled_elsewhere(
+    coreset: Coreset, protocol: str, network: str | None, place: Workplace, settings: SamplingSettings
+) -> Tensor:
+    """Kept positions (chains, samples, size), on the host."""
+    with threads_for(coreset.x.shape[1:]):
+        return _sampled(coreset, protocol, network, settings, None, place).parameters.cpu()
 
 
 def judge_control(
@@ -162,9 +223,13 @@ def judge_control(
 
 
 def metrics_document(
-    plan: Plan, coreset: Coreset, report: EvaluationReport, control: EvaluationReport, timings: Mapping[str, float]
+    plan: Plan,
+    coreset: Coreset,
+    report: EvaluationReport,
+    control: EvaluationReport | None,
+    timings: Mapping[str, float],
 ) -> dict[str, Any]:
-    """metrics.json: the coreset's scores, the control's beside them, and the gain."""
+    """metrics.json: the coreset's scores, and where there is a control its own beside them, and the gain."""
     return {
         "method": plan.method,
         "labels_learned": coreset.labels_learned,

@@ -9,6 +9,7 @@ import torch
 
 from pseudocoresets.backends import Backend, choose_backend
 from pseudocoresets.core.devices import resolve_device
+from pseudocoresets.core.mapping import Mapper, in_this_process
 from pseudocoresets.core.progress import Progress, Silent
 
 
@@ -16,13 +17,17 @@ from pseudocoresets.core.progress import Progress, Silent
 class Workplace:
     """What goes through every step of a workflow; one backend for all of them keeps what it has captured.
 
-    Sent to another process it becomes that process's own place: the device it finds, and nobody to be told.
+    Sent to another process it becomes that process's own place: the device it finds, and nobody to be told or to help.
     """
 
     device: torch.device
     backend: Backend
     progress: Progress
     precision: str = "auto"
+    mapper: Mapper = in_this_process
+    """Who computes units of one step, such as some of the chains of a posterior."""
+    workers: int = 1
+    """How many of them there are."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return workplace, ("auto", self.precision)

@@ -116,6 +116,7 @@ def make_plan(
     chosen = presets.preset(preset, dataset, ipc)
     method = chosen.default_method if method is None else method
     require_method(method)
+    chosen = chosen.trained_for(method)
     options = chosen.method_options(method) | method_options_from(method, method_options or {})
     if method not in SELECTIONS:
         build_gradient_method(method, options)

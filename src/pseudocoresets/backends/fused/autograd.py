@@ -92,6 +92,21 @@ def autograd_layout(network: Network) -> AutogradLayout:
     return AutogradLayout(network, permutation, permutation.argsort())
 
 
+@dataclass(frozen=True)
+class Images:
+    """Images as a network sees them, (..., images, height, width, channels)."""
+
+    values: Tensor
+
+    def at(self, *index: int) -> Tensor:
+        """Those of one step or source, (images, channels, height, width), channels last in memory."""
+        return self.values[index].movedim(-1, 1)
+
+    def fill(self, x: Tensor) -> None:
+        """Copy images (..., channels, height, width)."""
+        self.values.copy_(x.movedim(-3, -1))
+
+
 class AutogradGradient:
     """The gradient of sum_i s_i cross-entropy_i; see ``EnergyGradient``, whose place it takes in captured chains."""
 

@@ -19,6 +19,7 @@ from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_grad
 from pseudocoresets.backends.fused.descent import CapturedDescent
 from pseudocoresets.backends.fused.energies import ImageEnergies
 from pseudocoresets.backends.fused.features import ImageFeatures
+from pseudocoresets.backends.fused.first_block import patches_of
 from pseudocoresets.backends.fused.function import CapturedFunction, value_and_gradients
 from pseudocoresets.backends.fused.iteration import CapturedIteration
 from pseudocoresets.backends.fused.layout import Layout, layout_of
@@ -184,7 +185,7 @@ class FusedBackend(PlainBackend):
 
     def trajectory(self, descent: Descent, chains: int, states: int, randomness: Randomness) -> Trajectory:
         points, model = descent.points, descent.energy.model
-        fusable = descent.alike and not set(learned_tensors(points)) - {"x", "y", LEARNED_STEP_SIZE}
+        fusable = descent.alike and not set(learned_tensors(points)) - {"x", "y", "weights", LEARNED_STEP_SIZE}
         if not fusable or type(model) is not Classifier:
             return super().trajectory(descent, chains, states, randomness)
         images = min(descent.points_per_step or len(points), len(points))
@@ -274,9 +275,9 @@ class FusedBackend(PlainBackend):
 
     def _probabilities(self, layout: Layout, thetas: Tensor, inputs: Tensor) -> Tensor:
         workspace = EnergyGradient(layout, len(inputs), self._device, self._dtype)
-        x = inputs.to(self._dtype, memory_format=torch.channels_last)
+        patches = patches_of(inputs, layout, self._dtype)
         ordered = (theta[layout.order] for theta in thetas)
-        return torch.stack([workspace.logits(theta, theta.to(self._dtype), x).softmax(-1) for theta in ordered])
+        return torch.stack([workspace.logits(theta, theta.to(self._dtype), patches).softmax(-1) for theta in ordered])
 
 
 def block_length(

@@ -8,13 +8,15 @@ the images of a block (augmented all at once) and replays the graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from pseudocoresets.backends.fused.augmentation import fused_augmentation
-from pseudocoresets.backends.fused.autograd import AutogradGradient, AutogradLayout
+from pseudocoresets.backends.fused.autograd import AutogradGradient, AutogradLayout, Images
 from pseudocoresets.backends.fused.convnet import EnergyGradient
+from pseudocoresets.backends.fused.first_block import Patches, empty_patches
 from pseudocoresets.backends.fused.head import update
 from pseudocoresets.backends.fused.layout import Layout
 from pseudocoresets.core.seeds import Randomness
@@ -50,8 +52,7 @@ class CapturedChains:
             aligned_rows(rows, layout.size, device, torch.float32) for _ in range(3)
         )
         self._compact = aligned_rows(rows, layout.size, device, dtype)
-        channels, height, width = image_shape
-        self._x = torch.zeros(rows, steps, images, height, width, channels, device=device, dtype=dtype)
+        self._inputs = room_for_images(layout, image_shape, (rows, steps, images), device, dtype)
         label_shape = (rows, steps, images, layout.classes) if soft_labels else (rows, steps, images)
         self._y = torch.zeros(label_shape, device=device, dtype=torch.float32 if soft_labels else torch.int64)
         self._factors = torch.zeros(rows, steps, images, device=device)
@@ -96,14 +97,14 @@ class CapturedChains:
         augmentation = fused_augmentation(augmentation, x.shape)
         if augmentation is not None:
             x = augmentation.draw_steps(self.steps, x.shape[0] * x.shape[2], randomness)(x)
-        self._x.copy_(x.movedim(3, -1))
+        self._inputs.fill(x)
 
     def _steps_of(self, row: int, steps: int) -> None:
         for step in range(steps):
             self._workspaces[row].accumulate(
                 self._theta[row],
                 self._compact[row],
-                self._x[row, step].movedim(-1, 1),
+                self._inputs.at(row, step),
                 self._y[row, step],
                 self._factors[row, step],
                 self._gradient[row],
@@ -120,6 +121,9 @@ class CapturedChains:
             )
 
     def _all_steps(self) -> None:
+        if self._rows == 1:
+            self._steps_of(0, self.steps)
+            return
         main = torch.cuda.current_stream()
         for stream in self._streams:
             stream.wait_stream(main)
@@ -146,9 +150,39 @@ class CapturedChains:
         return graph
 
 
+class Workspace(Protocol):
+    """What computes a chain's gradient, from inputs of its own kind; see ``EnergyGradient``."""
+
+    def accumulate(
+        self,
+        theta: Tensor,
+        compact: Tensor,
+        inputs: Any,
+        y: Tensor,
+        factors: Tensor,
+        gradient: Tensor,
+        energies: Tensor,
+        /,
+    ) -> None: ...
+
+
+def room_for_images(
+    layout: Layout | AutogradLayout,
+    image_shape: tuple[int, int, int],
+    leading: tuple[int, ...],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Patches | Images:
+    """Room for the inputs that the layout's workspace sees, of (..., images) images."""
+    if isinstance(layout, Layout):
+        return empty_patches(layout, *leading, device=device, dtype=dtype)
+    channels, height, width = image_shape
+    return Images(torch.zeros(*leading, height, width, channels, device=device, dtype=dtype))
+
+
 def gradient_workspace(
     layout: Layout | AutogradLayout, images: int, device: torch.device, dtype: torch.dtype
-) -> EnergyGradient | AutogradGradient:
+) -> Workspace:
     """What computes a chain's gradient: the fused kernels where they know the network, else autograd."""
     if isinstance(layout, Layout):
         return EnergyGradient(layout, images, device, dtype)

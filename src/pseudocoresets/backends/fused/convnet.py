@@ -1,25 +1,28 @@
 """The gradient of a ConvNet's energy by hand: about twenty kernels per step instead of seventy.
 
 For a ConvNet of 3x3 convolutions, instance norm, ReLU and 2x2 average pooling, in bfloat16 with float32 parameters.
-Inner convolutions are cuDNN's; everything else is fused (``blocks``, ``head``). Parameters are kept in the order in
-which the kernels read them: each convolution's weight as (out, 3, 3, in) instead of (out, in, 3, 3).
+Inner convolutions are cuDNN's; everything else is fused (``first_block``, ``blocks``, ``head``). Parameters are kept in
+the order in which the kernels read them: each convolution's weight as (out, 3, 3, in) instead of (out, in, 3, 3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends.fused import blocks, head
+from pseudocoresets.backends.fused import blocks, first_block, head
+from pseudocoresets.backends.fused.first_block import Patches
 from pseudocoresets.backends.fused.layout import Block, Layout
 
 
 class EnergyGradient:
     """Workspace for the gradient of sum_i s_i cross-entropy_i for ``images`` images, on one stream.
 
-    What the layout's chains give is times their ``signs``, which are 1 at first.
+    What the layout's chains give is times their ``signs``, which are 1 at first. Gradients of weights, which nothing
+    waits for on the way down, have a stream of their own.
     """
 
     def __init__(
@@ -32,48 +35,49 @@ class EnergyGradient:
         self.layout = layout
         self.dtype = dtype
         self.signs = torch.ones(layout.chains, device=device)
-        self._convolved, self._pooled = [], []
-        last = len(layout.blocks) - 1
-        for number, block in enumerate(layout.blocks):
-            self._convolved.append(_channels_last(images, block.channels, block.side, device, dtype))
-            pooled = _channels_last(images, block.channels, block.side // 2, device, dtype)
-            self._pooled.append(pooled.contiguous() if number == last else pooled)
+        inner = layout.blocks[1:]
+        self._convolved = [_channels_last(images, block.channels, block.side, device, dtype) for block in inner]
+        self._dconvolved = [torch.empty_like(z) for z in self._convolved]
+        self._pooled = [
+            _channels_last(images, block.channels, block.side // 2, device, dtype) for block in layout.blocks
+        ]
+        self._pooled[-1] = self._pooled[-1].contiguous()
+        self._statistics = [torch.empty(2, images, block.channels, device=device) for block in layout.blocks]
         rows = images * layout.chains
         self._dlogits, self._dlabels = (
             torch.empty(rows, head.padded_classes(layout.classes), device=device) for _ in range(2)
         )
         self._dfeatures = torch.empty(rows, layout.features, device=device, dtype=dtype)
-        self._dconvolved = [torch.empty_like(z) for z in self._convolved]
+        turned = layout.turned if layout.chains == 1 else layout.order[:0]
+        self._turned = torch.empty(len(turned), device=device, dtype=dtype)
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._turning = torch.cuda.Event() if device.type == "cuda" else None
 
     def accumulate(
-        self, theta: Tensor, compact: Tensor, x: Tensor, y: Tensor, factors: Tensor, gradient: Tensor, energies: Tensor
-    ) -> None:
-        """Add the gradient in the parameters to ``gradient``, which is zero before.
-
-        ``theta`` float32 and ``compact`` bfloat16 are the same parameters in the kernels' order; ``x`` is bfloat16,
-        channels last; ``energies`` (m,), or (m * chains,), gets s_i cross-entropy_i.
-        """
-        features = self._classify(theta, compact, x, y, factors, energies)
-        layout = self.layout
-        head.classifier_gradient(
-            features, self._dlogits, gradient[layout.classifier_weight], gradient[layout.classifier_bias], layout.chains
-        )
-        self._backward(theta, compact, x, gradient, of_weights=True)
-
-    def accumulate_both(
         self,
         theta: Tensor,
         compact: Tensor,
-        x: Tensor,
+        patches: Patches,
         y: Tensor,
         factors: Tensor,
         gradient: Tensor,
         energies: Tensor,
-        dx: Tensor,
+        dx: Tensor | None = None,
     ) -> None:
-        """``accumulate``, and write the gradient in the images, summed over chains, into ``dx``."""
-        self.accumulate(theta, compact, x, y, factors, gradient, energies)
-        self._image_gradient(compact, dx)
+        """Add the gradient in the parameters to ``gradient``, which is zero before.
+
+        ``theta`` float32 and ``compact`` bfloat16 are the same parameters in the kernels' order; ``energies``
+        (m,), or (m * chains,), gets s_i cross-entropy_i, and ``dx``, if given, the gradient in the images, summed over
+        chains.
+        """
+        features = self._classify(theta, compact, patches, y, factors, energies)
+        layout = self.layout
+        dweight, dbias = gradient[layout.classifier_weight], gradient[layout.classifier_bias]
+        with self._aside():
+            head.classifier_gradient(features, self._dlogits, dweight, dbias, layout.chains)
+        self._backward(theta, compact, patches, gradient, of_weights=True, dx=dx)
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
 
     def label_gradient(self) -> Tensor:
         """The gradient in soft labels (m, classes) at the parameters used last, summed over chains."""
@@ -81,43 +85,45 @@ class EnergyGradient:
         return self._dlabels.view(-1, layout.chains, self._dlabels.shape[1]).sum(1)[:, : layout.classes]
 
     def input_gradient(
-        self, theta: Tensor, compact: Tensor, x: Tensor, y: Tensor, factors: Tensor, energies: Tensor
+        self, theta: Tensor, compact: Tensor, patches: Patches, y: Tensor, factors: Tensor, energies: Tensor
     ) -> Tensor:
         """The gradient of sum_i s_i cross-entropy_i in the images (m, channels, height, width)."""
-        self._classify(theta, compact, x, y, factors, energies)
-        self._backward(theta, compact, x, torch.zeros_like(theta), of_weights=False)
-        dx = torch.empty(x.shape, device=x.device)
-        self._image_gradient(compact, dx)
+        self._classify(theta, compact, patches, y, factors, energies)
+        dx = self._like_images(patches)
+        self._backward(theta, compact, patches, torch.zeros_like(theta), of_weights=False, dx=dx)
         return dx
 
-    def features(self, theta: Tensor, compact: Tensor, x: Tensor, of_layers: bool) -> list[Tensor]:
+    def features(self, theta: Tensor, compact: Tensor, patches: Patches, of_layers: bool) -> list[Tensor]:
         """The embeddings (m, features), after what each activation gives if ``of_layers``; a view of the workspace."""
-        activations = [torch.empty_like(z) for z in self._convolved] if of_layers else []
-        self._forward(theta, compact, x, activations)
-        return [*activations, self._pooled[-1].view(len(x), self.layout.features)]
+        activations = [self._like_convolved(patches, block) for block in self.layout.blocks] if of_layers else []
+        self._forward(theta, compact, patches, activations)
+        return [*activations, self._pooled[-1].view(len(patches.gram), self.layout.features)]
 
-    def feature_gradient(self, theta: Tensor, compact: Tensor, x: Tensor, gradients: Sequence[Tensor]) -> Tensor:
+    def feature_gradient(self, theta: Tensor, compact: Tensor, patches: Patches, gradients: Sequence[Tensor]) -> Tensor:
         """The gradient in the images, given those of what ``features`` gave last."""
         *dactivations, dfeatures = gradients
         self._dfeatures.copy_(dfeatures)
-        self._backward(theta, compact, x, torch.zeros_like(theta), of_weights=False, dactivations=dactivations)
-        dx = torch.empty(x.shape, device=x.device)
-        self._image_gradient(compact, dx)
+        self._turn(compact)
+        dx = self._like_images(patches)
+        self._backward(
+            theta, compact, patches, torch.zeros_like(theta), of_weights=False, dx=dx, dactivations=dactivations
+        )
         return dx
 
-    def logits(self, theta: Tensor, compact: Tensor, x: Tensor) -> Tensor:
+    def logits(self, theta: Tensor, compact: Tensor, patches: Patches) -> Tensor:
         """Class scores (m, classes), float32."""
-        self._forward(theta, compact, x)
+        self._forward(theta, compact, patches)
         layout = self.layout
         weight = compact[layout.classifier_weight].view(layout.classes, layout.features)
-        scores = self._pooled[-1].view(len(x), layout.features) @ weight.T
+        scores = self._pooled[-1].view(len(patches.gram), layout.features) @ weight.T
         return scores.float() + theta[layout.classifier_bias]
 
     def _classify(
-        self, theta: Tensor, compact: Tensor, x: Tensor, y: Tensor, factors: Tensor, energies: Tensor
+        self, theta: Tensor, compact: Tensor, patches: Patches, y: Tensor, factors: Tensor, energies: Tensor
     ) -> Tensor:
         """Forward, the energies, and the gradients at the classifier; returns the features (m * chains, size)."""
-        self._forward(theta, compact, x)
+        self._turn(compact)
+        self._forward(theta, compact, patches)
         layout = self.layout
         weight = compact[layout.classifier_weight].view(layout.chains * layout.classes, layout.features)
         features = self._pooled[-1].view(-1, layout.features)
@@ -136,61 +142,91 @@ class EnergyGradient:
         )
         return features
 
-    def _forward(self, theta: Tensor, compact: Tensor, x: Tensor, activations: Sequence[Tensor] = ()) -> None:
+    def _forward(self, theta: Tensor, compact: Tensor, patches: Patches, activations: Sequence[Tensor] = ()) -> None:
         """Up through the blocks, writing ``activations``, of all blocks or none, on the way."""
         for number, block in enumerate(self.layout.blocks):
-            z = self._convolved[number]
-            if number == 0:
-                blocks.first_convolution(x, compact[block.weight], z, block.padding)
-            else:
-                z = torch.ops.aten.convolution(
-                    self._pooled[number - 1],
-                    _kernel(compact, block),
-                    None,
-                    [1, 1],
-                    [1, 1],
-                    [1, 1],
-                    False,
-                    [0, 0],
-                    self.layout.chains,
-                )
-                self._convolved[number] = z
+            gamma, beta, pooled = theta[block.gamma], theta[block.beta], self._pooled[number]
+            statistics = self._statistics[number]
             activation = activations[number] if activations else None
-            blocks.norm_relu_pool(z, theta[block.gamma], theta[block.beta], self._pooled[number], activation)
+            if number == 0:
+                weight = compact[block.weight]
+                first_block.first_block(patches, weight, gamma, beta, pooled, statistics, activation)
+                continue
+            z = _convolution(self._pooled[number - 1], _kernel(compact[block.weight], block.inputs), self.layout.chains)
+            self._convolved[number - 1] = z
+            blocks.norm_relu_pool(z, gamma, beta, pooled, statistics, activation)
 
     def _backward(
         self,
         theta: Tensor,
         compact: Tensor,
-        x: Tensor,
+        patches: Patches,
         gradient: Tensor,
         of_weights: bool,
+        dx: Tensor | None,
         dactivations: Sequence[Tensor] = (),
     ) -> None:
         """Down through the blocks, adding to ``gradient``; ``dactivations`` are those of all blocks or none."""
         incoming = self._dfeatures.view(self._pooled[-1].shape)
+        if self._turning is not None and self.layout.chains == 1:
+            torch.cuda.current_stream().wait_event(self._turning)
         for number in reversed(range(len(self.layout.blocks))):
-            block, dz = self.layout.blocks[number], self._dconvolved[number]
+            block, statistics = self.layout.blocks[number], self._statistics[number]
             gamma, beta = theta[block.gamma], theta[block.beta]
             dgamma, dbeta = gradient[block.gamma], gradient[block.beta]
             seen = dactivations[number] if dactivations else None
-            blocks.norm_relu_pool_backward(self._convolved[number], gamma, beta, incoming, dz, dgamma, dbeta, seen)
             if number == 0:
-                break
-            below, weight = self._pooled[number - 1], _kernel(compact, block)
-            chains = self.layout.chains
-            incoming, dweight = _convolution_backward(dz, below, weight, block.padding, chains, of_weights)
+                dweight = gradient[block.weight] if of_weights else None
+                first_block.first_block_backward(
+                    patches, compact[block.weight], gamma, beta, statistics, incoming, dweight, dgamma, dbeta, dx,
+                    seen,
+                )  # fmt: skip
+                return
+            z, dz = self._convolved[number - 1], self._dconvolved[number - 1]
+            blocks.norm_relu_pool_backward(z, gamma, beta, statistics, incoming, dz, dgamma, dbeta, seen)
+            below, chains = self._pooled[number - 1], self.layout.chains
             if of_weights:
-                gradient[block.weight].view(block.channels, 3, 3, block.inputs).copy_(dweight.permute(0, 2, 3, 1))
-        if of_weights:
-            first = self.layout.blocks[0]
-            blocks.first_convolution_weight_gradient(x, self._dconvolved[0], gradient[first.weight], first.padding)
+                with self._aside():
+                    dweight = _convolution_backward(dz, below, _kernel(compact[block.weight], block.inputs), chains)[1]
+                    gradient[block.weight].view(block.channels, 3, 3, block.inputs).copy_(dweight.permute(0, 2, 3, 1))
+            incoming = self._input_gradient(number, compact)
 
-    def _image_gradient(self, compact: Tensor, dx: Tensor) -> None:
-        """Through the first convolution, after ``_backward``, into ``dx`` (m, channels, height, width)."""
-        first = self.layout.blocks[0]
-        weight = compact[first.weight].view(first.channels, 9 * first.inputs)
-        blocks.first_convolution_input_gradient(weight, self._dconvolved[0], dx, first.padding)
+    def _input_gradient(self, number: int, compact: Tensor) -> Tensor:
+        """Through a block's convolution; cuDNN's own gradient is the better one for several chains."""
+        block, dz = self.layout.blocks[number], self._dconvolved[number - 1]
+        if self.layout.chains > 1:
+            weight = _kernel(compact[block.weight], block.inputs)
+            return _convolution_backward(dz, self._pooled[number - 1], weight, self.layout.chains, of_weight=False)[0]
+        sizes = [each.weight.stop - each.weight.start for each in self.layout.blocks[1:]]
+        return _convolution(dz, _kernel(self._turned.split(sizes)[number - 1], block.channels), groups=1)
+
+    def _turn(self, compact: Tensor) -> None:
+        """The weights for the way down, while the way up goes on: see ``Layout.turned``."""
+        if self.layout.chains > 1:
+            return
+        with self._aside():
+            torch.index_select(compact, 0, self.layout.turned, out=self._turned)
+            if self._turning is not None:
+                self._turning.record()
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Work that needs all before it, but that the rest of the way down does not wait for."""
+        if self._side is None:
+            yield
+            return
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            yield
+
+    def _like_convolved(self, patches: Patches, block: Block) -> Tensor:
+        gram = patches.gram
+        return _channels_last(len(gram), block.channels, block.side, gram.device, self.dtype)
+
+    def _like_images(self, patches: Patches) -> Tensor:
+        first, gram = self.layout.blocks[0], patches.gram
+        side = first.side - 2 * first.padding + 2
+        return gram.new_empty(len(gram), first.inputs, side, side)
 
 
 def parameter_gradient(workspace: EnergyGradient, thetas: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,26 +236,30 @@ def parameter_gradient(workspace: EnergyGradient, thetas: Tensor, x: Tensor, y: 
     gradient = torch.zeros_like(ordered)
     energies = torch.empty(len(x) * layout.chains, device=x.device)
     factors = torch.full((len(x),), 1 / len(x), device=x.device)
-    images = x.to(workspace.dtype, memory_format=torch.channels_last)
-    workspace.accumulate(ordered, ordered.to(workspace.dtype), images, y, factors, gradient, energies)
+    patches = first_block.patches_of(x, layout, workspace.dtype)
+    workspace.accumulate(ordered, ordered.to(workspace.dtype), patches, y, factors, gradient, energies)
     return energies.view(len(x), layout.chains).sum(0), gradient[layout.inverse].view_as(thetas)
 
 
-def _convolution_backward(
-    dz: Tensor, below: Tensor, weight: Tensor, padding: int, groups: int, of_weights: bool
-) -> tuple[Tensor, Tensor]:
-    """cuDNN's gradients of a 3x3 convolution in its input and, if wanted, its weight."""
+def _convolution(below: Tensor, weight: Tensor, groups: int) -> Tensor:
     ones, zeros = [1, 1], [0, 0]
-    wanted = [True, of_weights, False]
+    return torch.ops.aten.convolution(below, weight, None, ones, ones, ones, False, zeros, groups)
+
+
+def _convolution_backward(
+    dz: Tensor, below: Tensor, weight: Tensor, groups: int, of_weight: bool = True
+) -> tuple[Tensor, Tensor]:
+    """cuDNN's gradients in a convolution's input and weight, of which one is computed."""
+    ones, zeros, wanted = [1, 1], [0, 0], [not of_weight, of_weight, False]
     dinput, dweight, _ = torch.ops.aten.convolution_backward(
-        dz, below, weight, None, ones, [padding, padding], ones, False, zeros, groups, wanted
+        dz, below, weight, None, ones, ones, ones, False, zeros, groups, wanted
     )
     return dinput, dweight
 
 
-def _kernel(compact: Tensor, block: Block) -> Tensor:
-    """The weight (out, in, 3, 3) as a channels-last view of the parameters."""
-    return compact[block.weight].view(block.channels, 3, 3, block.inputs).permute(0, 3, 1, 2)
+def _kernel(weight: Tensor, inputs: int) -> Tensor:
+    """The weights of a convolution (out, in, 3, 3) as a channels-last view of the parameters."""
+    return weight.view(-1, 3, 3, inputs).permute(0, 3, 1, 2)
 
 
 def _channels_last(images: int, channels: int, side: int, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -43,15 +43,16 @@ class CapturedDescent:
         points, count = descent.points, len(descent.points)
         self._runner = runner
         runner.set_rates(descent.step_size, decay, descent.momentum)
-        self._factors = points.weights.detach() * (count / images / descent.energy.data_size)
+        self._share = count / images / descent.energy.data_size
         self._blocks = [
             _draw_block(descent, runner.steps, images, randomness) for _ in range(descent.steps // runner.steps)
         ]
         self._x = points.x.detach().requires_grad_()
         self._y = points.y.detach().requires_grad_(points.y.is_floating_point())
+        self._weights = points.weights.detach().requires_grad_(points.weights.requires_grad)
         self._motions: list[Motion] = []
         self._run_from: Motion | None = None
-        self._seen, self._labels = self._x, self._y
+        self._seen, self._labels, self._factors = self._x, self._y, self._weights
 
     def run(self, start: Motion) -> Motion:
         return self.forwards(start)
@@ -67,6 +68,8 @@ class CapturedDescent:
         gradients = {"x": torch.zeros_like(self._x), LEARNED_STEP_SIZE: torch.zeros((), device=self._x.device)}
         if self._y.requires_grad:
             gradients["y"] = torch.zeros_like(self._y)
+        if self._weights.requires_grad:
+            gradients["weights"] = torch.zeros_like(self._weights)
         for motion, block in reversed(list(zip(self._motions, self._blocks, strict=False))):
             if self._run_from is not motion:
                 self._run(motion, block)
@@ -74,6 +77,9 @@ class CapturedDescent:
             gradients["x"] += torch.autograd.grad(self._seen, self._x, found.images)[0]
             if "y" in gradients:
                 gradients["y"] += torch.autograd.grad(self._labels, self._y, found.labels)[0]
+            if "weights" in gradients:
+                of_factors = self._runner.factor_gradient()
+                gradients["weights"] += torch.autograd.grad(self._factors, self._weights, of_factors)[0]
             gradients[LEARNED_STEP_SIZE] += found.step_size
             state = found.before
         return gradients
@@ -83,9 +89,9 @@ class CapturedDescent:
         with torch.enable_grad():
             self._seen = block.images(self._x, steps)
             self._labels = block.of(self._y, steps)
+            self._factors = self._share * block.of(self._weights, steps)
         self._run_from = start
-        factors = block.of(self._factors, steps)
-        return self._runner.forwards(start, self._seen.detach(), self._labels.detach(), factors)
+        return self._runner.forwards(start, self._seen.detach(), self._labels.detach(), self._factors.detach())
 
 
 def _draw_block(descent: Descent, steps: int, images: int, randomness: Randomness) -> Block:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.backends.fused.convnet import EnergyGradient
+from pseudocoresets.backends.fused.first_block import patches_of
 from pseudocoresets.backends.fused.layout import Layout
 
 
@@ -25,13 +26,13 @@ class ImageEnergies(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, thetas: Tensor, y: Tensor, factors: Tensor, layout: Layout, workspace: EnergyGradient
     ) -> Tensor:
-        compact_x = x.detach().to(workspace.dtype, memory_format=torch.channels_last)
+        patches = patches_of(x.detach(), layout, workspace.dtype)
         ones = torch.ones(len(x), device=x.device)
         entropies = torch.empty(len(thetas), len(x), device=x.device)
         of_images, of_labels = [], []
         for theta, row in zip(thetas, entropies, strict=True):
             ordered = theta[layout.order]
-            of_images.append(workspace.input_gradient(ordered, ordered.to(workspace.dtype), compact_x, y, ones, row))
+            of_images.append(workspace.input_gradient(ordered, ordered.to(workspace.dtype), patches, y, ones, row))
             if ctx.needs_input_grad[2]:
                 of_labels.append(workspace.label_gradient())
         labels = torch.stack(of_labels) if of_labels else None

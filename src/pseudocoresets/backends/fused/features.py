@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.backends.fused.convnet import EnergyGradient
+from pseudocoresets.backends.fused.first_block import patches_of
 
 
 class ImageFeatures(torch.autograd.Function):
@@ -15,11 +16,11 @@ class ImageFeatures(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, theta: Tensor, workspace: EnergyGradient, of_layers: bool) -> tuple[Tensor, ...]:
-        images = x.detach().to(workspace.dtype, memory_format=torch.channels_last)
+        patches = patches_of(x.detach(), workspace.layout, workspace.dtype)
         ordered = theta[workspace.layout.order]
         compact = ordered.to(workspace.dtype)
-        found = workspace.features(ordered, compact, images, of_layers)
-        ctx.place, ctx.workspace, ctx.shapes = (ordered, compact, images), workspace, [each.shape for each in found]
+        found = workspace.features(ordered, compact, patches, of_layers)
+        ctx.place, ctx.workspace, ctx.shapes = (ordered, compact, patches), workspace, [each.shape for each in found]
         return tuple(
             each.to(torch.float32, copy=True, memory_format=torch.contiguous_format).flatten(1) for each in found
         )

@@ -20,6 +20,7 @@ from torch import Tensor
 from pseudocoresets.backends.fused.adjoint import probe_places, pull_back, set_probes
 from pseudocoresets.backends.fused.chains import aligned_rows, cudnn_benchmark, replay
 from pseudocoresets.backends.fused.convnet import EnergyGradient
+from pseudocoresets.backends.fused.first_block import empty_patches
 from pseudocoresets.backends.fused.head import update
 from pseudocoresets.backends.fused.layout import Layout
 from pseudocoresets.core.state import AdjointState, Motion
@@ -61,13 +62,14 @@ class CapturedTrajectory:
         self._path = aligned_rows(steps + 1, wide.size, device, float32)
         self._probes, self._probe_gradients = (aligned_rows(1, probes.size, device, float32)[0] for _ in range(2))
         self._compact_probes = aligned_rows(1, probes.size, device, dtype)[0]
-        self._x = torch.zeros(steps, images, height, width, channels, device=device, dtype=dtype)
+        self._patches = empty_patches(layout, steps, images, device=device, dtype=dtype)
         self._dx = torch.zeros(steps, images, channels, height, width, device=device)
         label_shape = (steps, images, layout.classes) if soft_labels else (steps, images)
         self._y = torch.zeros(label_shape, device=device, dtype=float32 if soft_labels else torch.int64)
         self._dy = torch.zeros_like(self._y) if soft_labels else None
         self._factors = torch.zeros(steps, images, device=device)
-        self._energies = torch.zeros(images * 2 * chains, device=device)
+        self._energies = torch.zeros(images * chains, device=device)
+        self._differences = torch.zeros(steps, images * 2 * chains, device=device)
         self._rates, self._spacings = torch.zeros(4, device=device), torch.ones(2 * chains, device=device)
         self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
         self._dstep = torch.zeros((), device=device)
@@ -90,7 +92,7 @@ class CapturedTrajectory:
         self._theta.copy_(start.position.flatten()[self._layout.order])
         self._velocity.copy_(start.velocity.flatten()[self._layout.order])
         self._compact.copy_(self._theta)
-        self._x.copy_(x.movedim(2, -1))
+        self._patches.fill(x)
         self._y.copy_(y)
         self._factors.copy_(factors)
         replay(self._forwards, self._all_steps)
@@ -108,6 +110,14 @@ class CapturedTrajectory:
         before = AdjointState(*(self._in_order(each, state.adjoint) for each in (self._adjoint, self._pull)))
         return BlockAdjoint(before, self._dx * -eta, self._dstep.clone(), labels)
 
+    def factor_gradient(self) -> Tensor:
+        """dL/ds_i (steps, images) in the factors s_i = w_i / n of the block whose adjoint was found last.
+
+        Its differences are those of s_i cross-entropy_i; where s_i is zero, so is this.
+        """
+        differences = self._differences.view(*self._factors.shape, -1).sum(-1)
+        return -self._rates[0] * differences / self._factors.where(self._factors != 0, torch.inf)
+
     def _in_order(self, values: Tensor, like: Tensor) -> Tensor:
         """A copy in the network's order."""
         return values[self._layout.inverse].view_as(like)
@@ -117,7 +127,7 @@ class CapturedTrajectory:
         self._descent.accumulate(
             self._theta,
             self._compact,
-            self._images(step),
+            self._patches.at(step),
             self._y[step],
             self._factors[step],
             self._gradient,
@@ -131,14 +141,14 @@ class CapturedTrajectory:
         set_probes(
             theta, self._pull, self._spacings, self._places, self._probes, self._compact_probes, self._probe_gradients
         )
-        self._difference.accumulate_both(
+        self._difference.accumulate(
             self._probes,
             self._compact_probes,
-            self._images(step),
+            self._patches.at(step),
             self._y[step],
             self._factors[step],
             self._probe_gradients,
-            self._energies,
+            self._differences[step],
             self._dx[step],
         )
         if self._dy is not None:
@@ -146,9 +156,6 @@ class CapturedTrajectory:
         pull_back(
             theta, following, self._adjoint, self._pull, self._rates, self._probe_gradients, self._places, self._dstep
         )
-
-    def _images(self, step: int) -> Tensor:
-        return self._x[step].movedim(-1, 1)
 
     def _all_steps(self) -> None:
         for step in range(self.steps):

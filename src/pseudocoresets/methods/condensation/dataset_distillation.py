@@ -13,8 +13,9 @@ one image per class and step, as in the authors' code. U is the mean cross-entro
 
 Defaults are those of the authors' code, 10 steps and 3 epochs, batches of 1024, step sizes from 0.02 (CIFAR-10: 0.001),
 all by Adam at the rate 0.01. They learn eta through a softplus, along which the rate 0.01 is one of about 0.01 eta;
-here eta has a rate of its own. They judge the images by the very steps that were learned, in their order; here they are
-judged like any coreset, and the learned step sizes are recorded in its file.
+here eta has a rate of its own. They judge the images by the very steps that were learned, in their order, which are
+recorded in the file: so does the protocol ``point`` with ``--learned-steps``, as the preset ``paper`` has it. Elsewhere
+the images are judged like any coreset.
 """
 
 from __future__ import annotations

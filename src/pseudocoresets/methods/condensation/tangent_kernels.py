@@ -14,7 +14,11 @@ kernels Theta between position p of x and p' of x', starting at K = x_p . x'_p' 
     linear        K <- sigma_w^2 mean_p K(p, p) + sigma_b^2,         Theta <- K + sigma_w^2 mean_p Theta(p, p)
 
 with d the nine shifts of the filter, zero outside the image, s = sqrt(K_x(p, p) K_x'(p', p')), cos a = K(p, p') / s,
-and the K in Theta that of the same layer. A pair of images costs the square of their pixels.
+and the K in Theta that of the same layer.
+
+The linear layer asks for p = p' only. A convolution leaves the distance o = p' - p as it is, and pooling asks for
+distances up to 2 r + 1 where r are wanted of it. So a pair of images costs their pixels times (2 r + 1)^2 distances, r
+= 7 before the three poolings of 32 x 32 images: K and Theta are kept as K[o](p), with zeros where p + o is outside.
 """
 
 from __future__ import annotations
@@ -59,6 +63,19 @@ class Block(NamedTuple):
 
     padding: int = 1
     pooled: bool = True
+
+
+class Layer(NamedTuple):
+    """A block at its place in a network."""
+
+    padding: int
+    pooled: bool
+    side: int
+    """Of the convolution's output."""
+    reach: int
+    """The largest distance, along rows and along columns, that is looked at there."""
+    wanted: int
+    """The largest that is wanted of the block."""
 
 
 @dataclass(frozen=True)
@@ -120,18 +137,19 @@ class InfiniteConvNet:
         return torch.cat([_recomputed(some, first, second) for first, second in chunks])
 
     def _propagated(self, x: Tensor, others: Tensor, deviations: list[tuple[Tensor, Tensor]]) -> Tensor:
-        covariance = torch.einsum("nchw,ncij->nhwij", x, others) / x.shape[1]
+        layers = self._layers(x.shape[-1])
+        covariance = _products(x, others, layers[0].reach)
         tangent = torch.zeros_like(covariance)
-        for block, (own, other) in zip(self.blocks, deviations, strict=True):
-            covariance = self.weight_variance * _convolved(covariance, block.padding) + self.bias_variance
-            tangent = covariance + self.weight_variance * _convolved(tangent, block.padding)
-            scale = own[:, :, :, None, None] * other[:, None, None]
-            expected, share = _rectified(covariance / scale)
-            covariance, tangent = scale * expected, tangent * share
-            if block.pooled:
-                covariance, tangent = _pooled(covariance), _pooled(tangent)
-        last = self.weight_variance * _diagonal(covariance).mean((1, 2)) + self.bias_variance
-        return last + self.weight_variance * _diagonal(tangent).mean((1, 2))
+        for layer, (own, other) in zip(layers, deviations, strict=True):
+            inside, scale = _inside(x, layer), own[:, None, None] * _shifted(other, layer.reach, outside=1.0)
+            covariance = self.weight_variance * _convolved(covariance, layer.padding) + self.bias_variance
+            tangent = covariance + self.weight_variance * _convolved(tangent, layer.padding)
+            expected, share = _rectified(inside * covariance / scale)
+            covariance, tangent = inside * (scale * expected), inside * (tangent * share)
+            if layer.pooled:
+                covariance, tangent = _pooled(covariance, layer), _pooled(tangent, layer)
+        last = self.weight_variance * covariance.mean((1, 2, 3, 4)) + self.bias_variance
+        return last + self.weight_variance * tangent.mean((1, 2, 3, 4))
 
     def _spreads(self, x: Tensor) -> list[Tensor]:
         """sqrt(K_x(p, p)) before each ReLU, (m, height, width)."""
@@ -139,21 +157,36 @@ class InfiniteConvNet:
         return [torch.cat(parts) for parts in zip(*chunks, strict=True)]
 
     def _spreads_of_some(self, x: Tensor) -> tuple[Tensor, ...]:
-        found = []
-        covariance = torch.einsum("nchw,ncij->nhwij", x, x) / x.shape[1]
-        for block in self.blocks:
-            covariance = self.weight_variance * _convolved(covariance, block.padding) + self.bias_variance
-            own = _diagonal(covariance).sqrt()
+        found, layers = [], self._layers(x.shape[-1])
+        covariance = _products(x, x, layers[0].reach)
+        for layer in layers:
+            inside = _inside(x, layer)
+            covariance = self.weight_variance * _convolved(covariance, layer.padding) + self.bias_variance
+            own = covariance[:, layer.reach, layer.reach].sqrt()
             found.append(own)
-            scale = own[:, :, :, None, None] * own[:, None, None]
-            covariance = scale * _rectified(covariance / scale)[0]
-            covariance = _pooled(covariance) if block.pooled else covariance
+            scale = own[:, None, None] * _shifted(own, layer.reach, outside=1.0)
+            covariance = inside * (scale * _rectified(inside * covariance / scale)[0])
+            covariance = _pooled(covariance, layer) if layer.pooled else covariance
         return tuple(found)
 
+    def _layers(self, side: int) -> list[Layer]:
+        """Every block with the side of its convolution's output for images of this side, and the distances wanted."""
+        sides = []
+        for block in self.blocks:
+            sides.append(side + 2 * block.padding - FILTER_SIDE + 1)
+            side = sides[-1] // 2 if block.pooled else sides[-1]
+        layers: list[Layer] = []
+        wanted = 0
+        for block, side in reversed(list(zip(self.blocks, sides, strict=True))):
+            reach = min(2 * wanted + 1, side - 1) if block.pooled else wanted
+            layers.insert(0, Layer(block.padding, block.pooled, side, reach, wanted))
+            wanted = reach
+        return layers
+
     def _pairs_at_once(self, x: Tensor) -> int:
-        side = x.shape[-1] + 2 * (self.blocks[0].padding - 1)
         at_once = self.covariances_at_once or (ON_HOST if x.device.type == "cpu" else ON_DEVICE)
-        return max(1, at_once // side**4)
+        largest = max(((2 * layer.reach + 1) * layer.side) ** 2 for layer in self._layers(x.shape[-1]))
+        return max(1, at_once // largest)
 
 
 @dataclass(frozen=True)
@@ -215,27 +248,60 @@ def _rectified(correlation: Tensor) -> tuple[Tensor, Tensor]:
     return expected, share
 
 
+def _products(x: Tensor, others: Tensor, reach: int) -> Tensor:
+    """x_p . x'_p+o / channels, (pairs, 2 reach + 1, 2 reach + 1, height, width)."""
+    pairs = zip(x.unbind(1), others.unbind(1), strict=True)
+    total = sum(one[:, None, None] * _shifted(other, reach) for one, other in pairs)
+    assert isinstance(total, Tensor)
+    return total / x.shape[1]
+
+
+def _shifted(values: Tensor, reach: int, outside: float = 0.0) -> Tensor:
+    """v(p + o) for all distances o, (m, 2 reach + 1, 2 reach + 1, height, width); a view of the values in a frame."""
+    height, width = values.shape[-2:]
+    return F.pad(values, (reach,) * 4, value=outside).unfold(1, height, 1).unfold(2, width, 1)
+
+
+def _inside(like: Tensor, layer: Layer) -> Tensor:
+    """1 where p + o is a position of the layer, and 0 elsewhere."""
+    return _shifted(like.new_ones(1, layer.side, layer.side), layer.reach)
+
+
 def _convolved(covariance: Tensor, padding: int) -> Tensor:
-    """1 / 9 sum_d K(p+d, p'+d) for the nine shifts d, with zeros around the image."""
-    padded = F.pad(covariance, (padding,) * 8)
-    height, width = (size - FILTER_SIDE + 1 for size in padded.shape[1:3])
-    rows = sum(padded[:, d : d + height, :, d : d + height] for d in range(FILTER_SIDE))
-    assert isinstance(rows, Tensor)
-    columns = sum(rows[:, :, d : d + width, :, d : d + width] for d in range(FILTER_SIDE))
-    assert isinstance(columns, Tensor)
-    return columns / FILTER_SIDE**2
+    """1 / 9 sum_d K[o](p + d) for the nine shifts d, with zeros around the image."""
+    padded = F.pad(covariance, (padding,) * 4)
+    return F.avg_pool2d(padded.flatten(0, 2), FILTER_SIDE, 1).unflatten(0, covariance.shape[:3])
 
 
-def _pooled(covariance: Tensor) -> Tensor:
-    """The mean over windows of 2 x 2 of both images; what is left over at the edges is dropped."""
-    height, width = (size // 2 for size in covariance.shape[1:3])
-    kept = covariance[:, : 2 * height, : 2 * width, : 2 * height, : 2 * width]
-    return kept.reshape(len(kept), height, 2, width, 2, height, 2, width, 2).mean((2, 4, 6, 8))
+def _pooled(covariance: Tensor, layer: Layer) -> Tensor:
+    """The mean over windows of 2 x 2 of both images; what is left over at the edges is dropped.
+
+    K[O](P) <- mean over a, b in {0, 1}^2 of K[2 O + b - a](2 P + a), first along rows, then along columns.
+    """
+    missing = 2 * layer.wanted + 1 - layer.reach
+    pooled = F.pad(covariance, (0, 0, 0, 0) + (missing,) * 4)
+    for distance, position in ((1, 3), (2, 4)):
+        pooled = _pooled_along(pooled, distance, position, layer)
+    return pooled
 
 
-def _diagonal(covariance: Tensor) -> Tensor:
-    """K(p, p), (pairs, height, width)."""
-    return torch.einsum("nhwhw->nhw", covariance)
+def _pooled_along(covariance: Tensor, distance: int, position: int, layer: Layer) -> Tensor:
+    """Along one side, whose distances and positions are these dimensions."""
+    distances, positions = 2 * layer.wanted + 1, layer.side // 2
+    total = sum(
+        _every_second(_every_second(covariance, distance, 1 + b - a, distances), position, a, positions)
+        for a in (0, 1)
+        for b in (0, 1)
+    )
+    assert isinstance(total, Tensor)
+    return total / 4
+
+
+def _every_second(values: Tensor, dimension: int, first: int, count: int) -> Tensor:
+    """``count`` of them."""
+    chosen = [slice(None)] * values.dim()
+    chosen[dimension] = slice(first, first + 2 * count - 1, 2)
+    return values[tuple(chosen)]
 
 
 def _recomputed(function: Callable[..., T], *inputs: Tensor) -> T:

@@ -14,8 +14,9 @@ do not have: a weight decay of 1 / n.
 
 The defaults are those of the authors' code for CIFAR-10 at ten images per class: k = 30, a = 2, eta from 0.001 at the
 rate 1e-5, s < 20, images by SGD of rate 100 and momentum 0.5 for 5,000 iterations. At one image per class k = 50,
-eta from 0.01 at 1e-7, s < 2; at fifty s < 40 and images at the rate 1000. There are 100 experts of 50 epochs. The
-preset ``paper`` has these settings by images per class, but fewer experts.
+eta from 0.01 at 1e-7, s < 2; at fifty s < 40 and images at the rate 1000. There are 100 experts of 50 epochs, whose
+images are whitened at one and ten images per class. The preset ``paper`` has these settings by images per class and
+these experts; CIFAR is whitened there at fifty images too, and ``--expert-count`` asks for fewer.
 """
 
 from __future__ import annotations

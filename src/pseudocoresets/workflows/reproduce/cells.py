@@ -47,7 +47,7 @@ def _title(name: str) -> str:
 
 VARIANTS: Mapping[str, Variant] = {
     "published": Variant("cd", "cd as published", "published", chooses_rate=True),
-    "best": Variant("bptt", "bptt, our best"),
+    "best": Variant("bptt", "bptt, our best", "best"),
     **{name: Variant(name, _title(name)) for name in ("fkl", "rkl", "wasserstein", "fkl-hmc", "fkl-kfl", "kip", "mtt")},
     **{
         name: Variant(name, _title(name), whiten=False)

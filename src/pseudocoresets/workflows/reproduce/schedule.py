@@ -42,7 +42,7 @@ PACES = {
     "mtt": (0.2, 4e-3),
     "dd": (0.2, 4e-3),
     "ld": (0.05, 1e-3),
-    "kip": (1.0, 1e-2),
+    "kip": (0.01, 6e-3),
 }
 """The same of methods that have another pace; dm's is measured (benchmarks/NOTES.md)."""
 EXPERT_IMAGES_PER_SECOND = 400_000
