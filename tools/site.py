@@ -22,6 +22,10 @@ from pseudocoresets.methods.selection import SELECTIONS
 
 BLOCK = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IN_LINE = re.compile(r"\$`([^`]+)`\$")
+CAFE = (
+    r"\sum_l \lambda_l \sum_c \left\| m_l[c] - M_l[c] \right\|^2"
+    r" - \mu \sum_c \sum_{i \in B_c} \log \mathrm{softmax}_k \left( \langle z(x_i), m[k] \rangle \right)[c]"
+)
 OBJECTIVES = {
     "cd": r"\mathrm{KL}(q\,\|\,\pi_{\tilde x}) - \mathrm{KL}(\Pi^k q\,\|\,\pi_{\tilde x})",
     "pcd": r"\mathrm{KL}(\pi\,\|\,\pi_{\tilde x})",
@@ -41,8 +45,28 @@ OBJECTIVES = {
     "giga": r"\max_{w \ge 0}\ \frac{\langle L(w), L \rangle}{\| L(w) \|\,\| L \|}",
     "frank-wolfe": r"\min_{w \ge 0}\ \left\| L - L(w) \right\|^2",
     "sparse-vi": r"\min_{w \ge 0}\ \mathrm{KL}(\pi_w\,\|\,\pi)",
+    "quasi-newton": r"\min_{w \ge 0}\ \mathrm{KL}(\pi_w\,\|\,\pi)",
+    "coreset-mcmc": r"\min_{w \ge 0}\ \mathrm{KL}(\pi_w\,\|\,\pi)",
+    "coreset-mcmc-free": r"\min_{w \ge 0}\ \mathrm{KL}(\pi_w\,\|\,\pi)",
+    "hamiltonian-flow": r"\min_{w \ge 0}\ \mathrm{KL}(q_w\,\|\,\pi)",
+    "a-iht": r"\min_{w \ge 0,\ \|w\|_0 \le m}\ \left\| L - L(w) \right\|^2",
+    "moments": r"\min_u\ \mathrm{KL}(q\,\|\,\pi_u)",
+    "gaussian-rkl": r"\min_u\ \mathrm{KL}(\pi_u\,\|\,\pi)",
+    "gaussian-psvi": r"\min_{u, w}\ \mathrm{KL}(\pi_{u, w}\,\|\,\pi)",
+    "laplace-w2": r"\min_u\ W_2^2\left(q,\ N(\theta(u), H(u)^{-1})\right) / \mathrm{tr}\,\mathrm{Cov}\,q",
+    "cd-wasserstein": r"E(\tilde x, \theta_{s+e}) - E(\tilde x, \theta_k)"
+    r" + \lambda \frac{\| \theta_k(\tilde x) - \theta_{s+e} \|^2}{\| \theta_s - \theta_{s+e} \|^2}",
+    "dd": r"\mathbb{E}\left[ E(x, \theta_T(\tilde x, \eta)) \right]",
+    "ld": r"\mathbb{E}\left[ E(x, \theta_W(\tilde y)) \right]",
+    "cafe": CAFE,
+    "cafe-dsa": CAFE,
+    "herding": r"i_t = \arg\min_i \left\| \mu - \frac1t \left( z_i + \sum_{s<t} z_{i_s} \right) \right\|",
+    "k-center": r"i_t = \arg\max_i \min_{s<t} \left\| z_i - z_{i_s} \right\|",
+    "forgetting": r"f(i) = \# \left\{ e < E : c_e(i) \wedge \neg c_{e+1}(i) \right\}",
+    "random": r"P(i) = 1 / n_c",
+    "uniform": r"w_i = c_i\, n / m, \quad (c_i) \sim \mathrm{Multinomial}(m, 1/n)",
 }
-"""Of methods whose objective is one formula; the algorithm of each is in its docstring."""
+"""The objective or rule of each of our methods as one formula; its algorithm is in its docstring."""
 GREY, COLOURS = "#7a8594", ("#b9c0ca", "#e0883a", "#8fb5e8", "#3a7bd5")
 NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "svhn": "SVHN", "cifar10": "CIFAR-10", "digits": "digits"}
 

@@ -1,7 +1,8 @@
 """What is captured for any network computes what the plain path does; run by ``make test-gpu``.
 
-Both sides multiply in float32, so that they differ by rounding alone. Gradients of these networks in bfloat16 are up to
-0.6 away from those in float32, 150 roundings of 4e-3: of float32's 6e-8 that is 1e-5, and four steps amplify it.
+Both sides multiply in float32, so that they differ by rounding alone. Units of ReLU and max pooling that switch make
+more of it: on a CPU, two orders of summation put four steps of 0.01 on ten images 0.01 apart, where a smooth network is
+2e-6 apart. So steps are small here, and the bound is that of the former.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ FusedBackend: Any = pytest.importorskip("pseudocoresets.backends.fused", exc_typ
 
 from pseudocoresets.backends.fused.target import whole_products  # noqa: E402
 
-ROUNDING = 5e-3
+ROUNDING = 0.02
 STANDARD_ERRORS = 4
 OTHERS = (
     "convnet:norm=group,pooling=max,activation=leaky-relu",
@@ -78,7 +79,7 @@ def test_noiseless_steps_of_any_network_agree(name: str, chains: int) -> None:
     """Four steps in blocks of two, kept in the middle and at the end, with a step size that changes."""
     network = cifar(name)
     start = network.initialise(0, chains, "cuda")
-    kernel = SGD(0.01, 0.5)
+    kernel = SGD(0.002, 0.5)
     plan = ChainPlan(
         kernel, Energy(Classifier(network), 1000), points(), 4, noisy=False, schedule=Drop(3), keep_at={2, 4}
     )
@@ -119,7 +120,7 @@ def test_experts_of_any_network_take_the_same_steps(name: str) -> None:
     for backend in (PlainBackend(), FusedBackend("cuda")):
         runner = backend.chains(network, x.device, 2, batch, steps, False, False)
         runner.set_position(start)
-        runner.set_rates(Rates(0.01, momentum=0.9))
+        runner.set_rates(Rates(0.002, momentum=0.9))
         for images, labels in zip(x.split(runner.steps, 1), y.split(runner.steps, 1), strict=True):
             runner.set_labels(labels, torch.full((batch,), 1 / batch, device="cuda"))
             runner.run_block(images, None, Randomness.for_purpose(0, device="cuda"))

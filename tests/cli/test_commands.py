@@ -201,6 +201,15 @@ def test_the_other_protocols_stand_beside_their_control(
     assert protocol in judged.stdout
 
 
+def test_how_many_controls_is_for_the_user_to_say(bpc: Invoke, coreset_file: Path) -> None:
+    none, two = (bpc("evaluate", coreset_file, "--controls", n, "--json", *FEW_STEPS) for n in (0, 2))
+    assert not {"control", "gain"} & set(json.loads(none.stdout))
+    document = json.loads(two.stdout)
+    assert len(document["control"]["accuracy"]["values"]) == 2 * len(document["accuracy"]["values"])
+    shown = bpc("evaluate", coreset_file, "--controls", 0, *FEW_STEPS)
+    assert shown.exit_code == 0 and "control" not in shown.stdout
+
+
 def test_real_images_are_a_method_too(bpc: Invoke, digits: pc.Dataset, tmp_path: Path) -> None:
     made = bpc("construct", "--method", "random", "--ipc", 2, "--out", "r.safetensors")
     assert made.exit_code == 0, made.stderr

@@ -13,7 +13,8 @@ from pseudocoresets.construction.loop import run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import FileFormatError
 from pseudocoresets.data import load_dataset
-from pseudocoresets.methods import BPTT
+from pseudocoresets.methods import BPTT, FeatureAlignment, GradientMatching, GradientMethod
+from pseudocoresets.methods.condensation.private_matching import PrivateMatching
 
 DOCUMENT = {"run": "0" * 32, "iteration": 0, "iterations": 1, "records": []}
 
@@ -28,21 +29,41 @@ def test_numbers_of_a_kind_that_no_state_has_are_refused(tmp_path: Path, dtype: 
         read_checkpoint(tmp_path / "c.checkpoint")
 
 
-def test_a_method_state_of_another_shape_is_refused(tmp_path: Path) -> None:
-    """The pool of chains in a checkpoint whose checksum is right, but that holds one chain too few."""
+@pytest.mark.parametrize(
+    "method",
+    [
+        BPTT(chains=3, steps=2, horizon=4, burn_in=2, batch_size=8, unrolls=1),
+        BPTT(chains=2, steps=2, horizon=4, burn_in=2, batch_size=8, unrolls=1, networks="mlp:depth=1,width=3"),
+        GradientMatching(matches=2, epochs=1, batch_size=4),
+        FeatureAlignment(settled=0.0, moved=0.0, batch_size=4, watched_images=4, most_epochs=1),
+        PrivateMatching(noise_multiplier=1.0, networks=2, at_once=1),
+    ],
+    ids=lambda method: f"{method.name} {type(method).__name__} {getattr(method, 'networks', '')}",
+)
+def test_a_method_state_of_another_shape_is_refused(method: GradientMethod, tmp_path: Path) -> None:
+    """Each tensor that a method carries, in a checkpoint whose checksum is right, with another side or name."""
     data, path = load_dataset("digits"), tmp_path / "c.checkpoint"
-    method = BPTT(chains=3, steps=2, horizon=4, burn_in=2, batch_size=8, unrolls=1)
-    settings, network = ConstructionSettings(ipc=1, iterations=1), "mlp:depth=1,width=2"
+    settings, network = ConstructionSettings(ipc=1, iterations=1, learning_rate=0.01), "mlp:depth=1,width=2"
 
     def construct() -> object:
         return run_construction(
-            data, None, "bptt", method, settings, network=network, checkpoint=path, device="cpu", checkpoint_seconds=0
+            *(data, None, method.name, method, settings),
+            network=network,
+            checkpoint=path,
+            device="cpu",
+            checkpoint_seconds=0,
         )
 
     construct()
     construct()
     file = TensorFile.open(path)
     tensors = file.tensors()
-    write_tensors(path, tensors | {"method/chains": tensors["method/chains"][:2]}, file.document)
-    with pytest.raises(FileFormatError, match=r"the method's 'chains' is \(2, \d+\), not \(3, \d+\)"):
+    carried = [name for name in tensors if name.startswith("method/")]
+    assert carried
+    for name in carried:
+        write_tensors(path, tensors | {name: tensors[name][None]}, file.document)
+        with pytest.raises(FileFormatError, match=r"the method's '.*' is \(1,.*\), not \("):
+            construct()
+    write_tensors(path, tensors | {"method/another": torch.zeros(2)}, file.document)
+    with pytest.raises(FileFormatError, match="the method has no 'another'"):
         construct()

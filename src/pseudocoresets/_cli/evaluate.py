@@ -9,8 +9,11 @@ import typer
 
 from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_metrics, warn_of_chains
+from pseudocoresets.evaluation.report import CONTROL_DRAWS
 from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.workflows.evaluate import evaluate_file
+
+MOST_CONTROLS = 1000
 
 
 @o.with_settings(sampling=SamplingSettings)
@@ -49,6 +52,16 @@ def evaluate(
         Path | None,
         typer.Option("--predictions", help="Also write the average prediction to this file.", rich_help_panel=o.OUTPUT),
     ] = None,
+    controls: Annotated[
+        int,
+        typer.Option(
+            "--controls",
+            min=0,
+            max=MOST_CONTROLS,
+            help="Draws of random real images that the control averages; 0 leaves it out.",
+            rich_help_panel=o.DATA,
+        ),
+    ] = CONTROL_DRAWS,
     seed: o.Seed = 0,
     devices: o.Devices = "auto",
     json: o.AsJson = False,
@@ -72,6 +85,7 @@ def evaluate(
             severity=severity,
             reference=reference,
             predictions=predictions,
+            controls=controls,
             protocol=protocol,
             sampler=sampler,
             preset=preset,

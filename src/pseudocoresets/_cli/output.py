@@ -53,24 +53,22 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 def print_metrics(title: str, metrics: Mapping[str, Any], caption: str = "") -> None:
-    """A coreset's scores below those of its control."""
+    """A coreset's scores below those of its control, where there is one."""
     from pseudocoresets.evaluation import METRICS
     from pseudocoresets.evaluation.report import method_title
 
     alike = ["top class %", "total variation"] if "agreement" in metrics else []
     columns = ["", *(metric.title for metric in METRICS.values()), "BMA accuracy %", "BMA NLL", *alike]
     made_by = method_title(metrics["method"], metrics["labels_learned"], metrics["formation"])
-    rows = [
-        ["random real images (control)", *_cells(metrics["control"])],
-        [f"{made_by} coreset", *_cells(metrics)],
-    ]
+    sides = {"random real images (control)": metrics.get("control"), f"{made_by} coreset": metrics}
+    rows = [[name, *_cells(side)] for name, side in sides.items() if side is not None]
     print_table(title, columns, rows, caption)
 
 
 def warn_of_chains(metrics: Mapping[str, Any]) -> None:
     """Say on standard error if the chains of the coreset or of its control disagree."""
-    for name, block in (("coreset", metrics), ("control", metrics["control"])):
-        warning = (block["diagnostics"] or {}).get("warning")
+    for name, block in (("coreset", metrics), ("control", metrics.get("control", {}))):
+        warning = (block.get("diagnostics") or {}).get("warning")
         if warning:
             say(f"Warning about the {name}: {warning}")
 

@@ -17,6 +17,7 @@ from pseudocoresets._io.schema import ANY_SIZE, HASH, NAME, SIZE, ListOf, Mismat
 from pseudocoresets.construction.learner import Learner, LearnerState
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import FileFormatError, InputError
+from pseudocoresets.methods.method import StateShape
 
 CHECKPOINT_SECONDS = 5.0
 LONGEST_SECONDS = 1e9
@@ -60,7 +61,7 @@ class CheckpointKeeper:
         self,
         learner: Learner,
         settings: ConstructionSettings,
-        method_shapes: Mapping[str, tuple[int, ...]] | None = None,
+        method_shapes: Mapping[str, StateShape] | None = None,
     ) -> None:
         """Bring ``learner`` to where the file is, if there is one; its method's state must have ``method_shapes``."""
         if self.path is None:

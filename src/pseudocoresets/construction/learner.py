@@ -16,6 +16,7 @@ from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.methods import GradientMethod, Problem
+from pseudocoresets.methods.method import StateShape
 
 ADAM_DECAYS = (0.9, 0.99)
 AVERAGING_DELAY = 10
@@ -239,7 +240,7 @@ class Learner:
         self._pending.clear()
         self.sound = self.state()
 
-    def require_own(self, state: LearnerState, method_shapes: Mapping[str, tuple[int, ...]] | None = None) -> None:
+    def require_own(self, state: LearnerState, method_shapes: Mapping[str, StateShape] | None = None) -> None:
         """Refuse a state of other tensors than this learner's, or than its method says it has."""
         own = self.state()
         _require_alike("learned", own.leaves, state.leaves)
@@ -253,8 +254,11 @@ class Learner:
             return
         for name, tensor in state.method.items():
             shape, known = tuple(tensor.shape), method_shapes.get(name)
-            if shape != known:
-                raise Mismatch(f"the method's '{name}' is {shape}, not {'there' if known is None else known}")
+            if known is None:
+                raise Mismatch(f"the method has no '{name}'")
+            sides = zip(shape, known, strict=False)
+            if len(shape) != len(known) or any(wanted not in (side, None) for side, wanted in sides):
+                raise Mismatch(f"the method's '{name}' is {shape}, not {known}")
 
     @property
     def _memory_names(self) -> tuple[str, ...]:

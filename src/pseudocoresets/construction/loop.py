@@ -149,7 +149,7 @@ def learn(
     learner = Learner(about.parameterisation(start, method, settings), method, settings, device)
     identity = "" if checkpoint is None else run_identity(about, name, method, settings, start)
     keeper = CheckpointKeeper(checkpoint, checkpoint_seconds, identity)
-    keeper.restore(learner, settings, method.state_shapes(problem.energy.model.size))
+    keeper.restore(learner, settings, method.state_shapes(problem))
     first, began = learner.iteration, time.monotonic()
     with PeakMemory(device) as memory, threads_for(start.x.shape[1:]):
         try:

@@ -31,7 +31,7 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.methods.estimator import covariance_loss, descend, draw_kind, real_energies, require_at_least
-from pseudocoresets.methods.method import GradientMethod, Loss
+from pseudocoresets.methods.method import GradientMethod, Loss, StateShape
 from pseudocoresets.methods.problem import Frame, Problem
 
 MEAN, LOG_SCALE = "mean", "log_scale"
@@ -99,7 +99,8 @@ class BlackBoxVI(GradientMethod):
         terms = {**loss.terms, "effective_samples": 1 / shares.square().sum()}
         return loss._replace(terms=terms, state={MEAN: proposal.mean, LOG_SCALE: proposal.log_scale})
 
-    def state_shapes(self, size: int) -> Mapping[str, tuple[int, ...]]:
+    def state_shapes(self, problem: Problem) -> Mapping[str, StateShape]:
+        size = problem.energy.model.size
         return {MEAN: (size,), LOG_SCALE: (size,)}
 
     def _before(self, points: Points, problem: Problem, frame: Frame, randomness: Randomness) -> MeanField:

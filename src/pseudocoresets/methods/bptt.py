@@ -57,7 +57,7 @@ from pseudocoresets.gradients import Differences, GradientEstimator, Outcome, Te
 from pseudocoresets.gradients.learned import learned_tensors, with_gradient
 from pseudocoresets.kernels.kernel import positive_step_size
 from pseudocoresets.methods.estimator import fresh_parameters, network_of, require_at_least, with_network
-from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss
+from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss, StateShape
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.models.networks import network_names, require_network
 
@@ -127,10 +127,10 @@ class BPTT(GradientMethod):
             return {}
         return {STEP_SIZE: Hyperparameter(self.step_size, self.step_size_learning_rate)}
 
-    def state_shapes(self, size: int) -> Mapping[str, tuple[int, ...]] | None:
-        if self.networks:  # of several sizes
-            return None
-        return {POOL: (self.chains, size), VELOCITIES: (self.chains, size)}
+    def state_shapes(self, problem: Problem) -> Mapping[str, StateShape]:
+        named = {f" of {name}": with_network(problem, name, self.name) for name in network_names(self.networks)}
+        sizes = {ending: each.energy.model.size for ending, each in (named or {"": problem}).items()}
+        return {key + ending: (self.chains, size) for key in (POOL, VELOCITIES) for ending, size in sizes.items()}
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         if not self.networks:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -17,6 +17,8 @@ from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.gradients import GRADIENTS, GradientEstimator
 from pseudocoresets.kernels import KERNELS
 from pseudocoresets.methods.problem import Problem
+
+StateShape: TypeAlias = tuple[int | None, ...]
 
 
 class Loss(NamedTuple):
@@ -82,8 +84,8 @@ class GradientMethod(ABC):
         """What the method itself learns, such as a step size; usually nothing."""
         return {}
 
-    def state_shapes(self, size: int) -> Mapping[str, tuple[int, ...]] | None:
-        """The shapes of what ``Loss.state`` may hold for a model of ``size`` parameters, which checkpoints are held to.
+    def state_shapes(self, problem: Problem) -> Mapping[str, StateShape] | None:
+        """The shapes of what ``Loss.state`` may hold, which checkpoints are held to; a side that is None may be any.
 
         None where the method does not say.
         """

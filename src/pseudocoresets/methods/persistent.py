@@ -33,7 +33,7 @@ from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import STEP_SIZE
 from pseudocoresets.kernels import AdjustedKernel, AnyKernel, build_kernel, run_chain, with_step_size
 from pseudocoresets.methods.estimator import energy_difference, require_at_least
-from pseudocoresets.methods.method import GradientMethod, Loss
+from pseudocoresets.methods.method import GradientMethod, Loss, StateShape
 from pseudocoresets.methods.problem import Problem
 
 PLACES = "chains"
@@ -84,8 +84,8 @@ class PersistentContrastiveDivergence(GradientMethod):
         state = {PLACES: moved.places, STEP_SIZE: points.x.new_tensor(moved.step_size)}
         return loss._replace(terms={**loss.terms, **moved.terms}, state=state)
 
-    def state_shapes(self, size: int) -> Mapping[str, tuple[int, ...]]:
-        return {PLACES: (self.chains, size), STEP_SIZE: ()}
+    def state_shapes(self, problem: Problem) -> Mapping[str, StateShape]:
+        return {PLACES: (self.chains, problem.energy.model.size), STEP_SIZE: ()}
 
     def _moved(self, places: Tensor, points: Points, problem: Problem, randomness: Randomness) -> Moved:
         kernel = build_kernel(self.kernel, self.step_size)

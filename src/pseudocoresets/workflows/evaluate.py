@@ -22,7 +22,7 @@ from pseudocoresets.data.corruptions import CORRUPTIONS
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.restoring import MissingWhitening
 from pseudocoresets.evaluation import EvaluationReport, Predictions, evaluate, pooled
-from pseudocoresets.evaluation.report import control_coreset
+from pseudocoresets.evaluation.report import CONTROL_DRAWS, control_coreset
 from pseudocoresets.evaluation.shift import corrupted_split
 from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.inference.sampling import network_for, sample_posterior
@@ -57,9 +57,10 @@ def evaluate_file(
     severity: int = 3,
     reference: Path | None = None,
     predictions: Path | None = None,
+    controls: int = CONTROL_DRAWS,
     **settings: Any,
 ) -> dict[str, Any]:
-    """The metrics of a coreset file beside its control; ``settings`` are those of ``make_plan``.
+    """The metrics of a coreset file beside its control, if it has draws; ``settings`` are those of ``make_plan``.
 
     With a ``corruption``, the test images are those of the data set under it. A ``reference`` is a file of predictions
     to compare with; ``predictions`` is where to write the coreset's own.
@@ -75,6 +76,7 @@ def evaluate_file(
         construction={"weights": coreset.configuration.get("settings", {}).get("weights", "full")},
         **settings,
     )
+    plan = replace(plan, control_draws=controls)
     require_listed_shape(coreset, plan.dataset)
     if corruption is not None:
         CORRUPTIONS[corruption.replace("-", "_")]
@@ -96,8 +98,10 @@ def evaluate_file(
         place = replace(place, progress=job)
         with job.stage("posterior"):
             report = judge(plan, coreset, data, trained, place, network, known)
-        with job.stage("control"):
-            control = judge_control(plan, coreset.network, data, trained, place, network, known)
+        control = None
+        if controls:
+            with job.stage("control"):
+                control = judge_control(plan, coreset.network, data, trained, place, network, known)
     seconds = {"evaluate": time.monotonic() - began}
     metrics = metrics_document(replace(plan, method=coreset.method), coreset, report, control, seconds)
     if corruption is not None:
@@ -113,10 +117,9 @@ def judging_stages(plan: Plan, data: Dataset) -> list[Stage]:
     """Coreset and control; their work is counted in images that pass the network."""
     points, sampling = plan.construction.ipc * len(data.classes), plan.sampling
     work = sampling.chains * (sampling.steps * points + PASS_WITHOUT_GRADIENT * sampling.samples * len(data.test))
-    return [
-        Stage("posterior", work, TASKS_OF_JUDGING),
-        Stage("control", plan.control_draws * work, plan.control_draws * TASKS_OF_JUDGING),
-    ]
+    draws = plan.control_draws
+    control = [Stage("control", draws * work, draws * TASKS_OF_JUDGING)] if draws else []
+    return [Stage("posterior", work, TASKS_OF_JUDGING), *control]
 
 
 def judge(
@@ -220,9 +223,13 @@ def judge_control(
 
 
 def metrics_document(
-    plan: Plan, coreset: Coreset, report: EvaluationReport, control: EvaluationReport, timings: Mapping[str, float]
+    plan: Plan,
+    coreset: Coreset,
+    report: EvaluationReport,
+    control: EvaluationReport | None,
+    timings: Mapping[str, float],
 ) -> dict[str, Any]:
-    """metrics.json: the coreset's scores, the control's beside them, and the gain."""
+    """metrics.json: the coreset's scores, and where there is a control its own beside them, and the gain."""
     return {
         "method": plan.method,
         "labels_learned": coreset.labels_learned,

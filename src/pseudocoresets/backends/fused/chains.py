@@ -121,6 +121,9 @@ class CapturedChains:
             )
 
     def _all_steps(self) -> None:
+        if self._rows == 1:
+            self._steps_of(0, self.steps)
+            return
         main = torch.cuda.current_stream()
         for stream in self._streams:
             stream.wait_stream(main)

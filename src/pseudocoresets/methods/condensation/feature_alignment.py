@@ -50,7 +50,7 @@ from pseudocoresets.methods.estimator import (
     require_at_least,
     shared_transformation,
 )
-from pseudocoresets.methods.method import GradientMethod, Loss
+from pseudocoresets.methods.method import GradientMethod, Loss, StateShape
 from pseudocoresets.methods.problem import ClassBatch, Problem
 from pseudocoresets.models.networks import Network
 
@@ -94,6 +94,9 @@ class FeatureAlignment(GradientMethod):
             watched_images=(self.watched_images, 1),
         )
         positive_step_size(self.step_size)
+
+    def state_shapes(self, problem: Problem) -> Mapping[str, StateShape]:
+        return {NETWORK: (problem.energy.model.size,), ACCURACIES: (None,)}
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         problem = problem if self.augments else problem.without_augmentation()

@@ -53,7 +53,7 @@ from pseudocoresets.methods.estimator import (
     require_at_least,
     shared_transformation,
 )
-from pseudocoresets.methods.method import GradientMethod, Loss
+from pseudocoresets.methods.method import GradientMethod, Loss, StateShape
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.models.networks import Network
 
@@ -91,6 +91,10 @@ class GradientMatching(GradientMethod):
         positive_step_size(self.step_size)
         if not isinstance(build_gradient(self.gradient), Exact | Differences):
             raise InputError(f"The gradient of '{self.name}' is exact or differences; got {self.gradient}.")
+
+    def state_shapes(self, problem: Problem) -> Mapping[str, StateShape]:
+        network = network_of(problem, self.name)
+        return {NETWORK: (network.size,), MATCHED: (), COUNTS: (network.spec.classes,)}
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         problem = problem if self.augments else problem.without_augmentation()

@@ -22,6 +22,7 @@ to the sums of many rounds; here one release serves all.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -35,7 +36,7 @@ from pseudocoresets.data.augmentation import Transformation
 from pseudocoresets.dp import Entropy, SystemEntropy, clipped, noisy_sum
 from pseudocoresets.methods.condensation.classes import class_means, membership
 from pseudocoresets.methods.estimator import network_of, require_at_least, shared_transformation
-from pseudocoresets.methods.method import GradientMethod, Loss
+from pseudocoresets.methods.method import GradientMethod, Loss, StateShape
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.methods.solver import full_data
 from pseudocoresets.models.networks import Network
@@ -74,6 +75,13 @@ class PrivateMatching(GradientMethod):
     @property
     def repeats(self) -> bool:
         return True
+
+    def state_shapes(self, problem: Problem) -> Mapping[str, StateShape]:
+        network = network_of(problem, self.name)
+        features = problem.backend.features(network, network.initialise(0), torch.zeros(1, *network.spec.shape)).shape[
+            1
+        ]
+        return {TARGETS: (self.networks, network.spec.classes, features), CENTRES: (self.networks, features)}
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         network = network_of(problem, self.name)
