@@ -363,8 +363,10 @@ def verdict(cells: dict[str, Any], size: str) -> dict[str, Any] | None:
     }
     ours, peer = found.get("ours", {}), found.get("peer", {})
     simple = [ours[name] for name in SIMPLE if name in ours]
-    checked = {name: values for name, values in ours.items() if name not in SIMPLE and values}
-    if not checked or not simple:
+    seeds = set.intersection(*(set(each) for each in simple)) if simple else set()
+    both = {name: {s: v for s, v in found.items() if s in seeds} for name, found in ours.items() if name not in SIMPLE}
+    checked = {name: values for name, values in both.items() if values}
+    if not checked:
         return None
     ratios = {name: ratio(values, simple) for name, values in checked.items()}
     one_seed = {name: max(ratio({s: v}, simple) for s, v in values.items()) for name, values in checked.items()}
