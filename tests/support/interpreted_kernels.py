@@ -186,7 +186,7 @@ def check_chains(network: Network, shared: bool, soft: bool, momentum: float) ->
     x = torch.randn(sources, steps, images, 3, 8, 8, generator=generator)
     y = torch.rand(images, 10, generator=generator).softmax(-1) if soft else torch.arange(images)
     factors = torch.rand(images, generator=generator)
-    with mock.patch.multiple(torch.cuda, **CUDA):
+    with mock.patch.multiple(torch.cuda, **CUDA), torch.no_grad():  # as a capture has it
         runner = InterpretedChains(layout, (3, 8, 8), chains, images, steps, soft, shared, CPU, torch.float32)
         runner.set_position(start)
         runner.set_rates(Rates(step_size, momentum=momentum), decay)
