@@ -72,7 +72,8 @@ REPRODUCED_INTRODUCTION = """
 
 [`bpc reproduce`](reproduce.md) computes them. A figure of ours in bold is ahead: the mean of single chains against the
 paper's mean of single runs. Rows of our best method under `main` and `calibration` are from the records of the next
-section, two constructions each.
+section, two constructions each. gm, dsa and dm on CIFAR-10 are one run on an H200 beside two other processes: their
+seconds are not those of a free device.
 """
 CELLS_INTRODUCTION = """
 ## Our best method and its stages

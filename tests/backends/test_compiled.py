@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.driver import driver  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
-from pseudocoresets.backends.fused import adjoint, head  # noqa: E402
+from pseudocoresets.backends.fused import adjoint, blocks, chip, head  # noqa: E402
 from pseudocoresets.backends.fused.augmentation import Transformed  # noqa: E402
 from pseudocoresets.backends.fused.convnet import EnergyGradient  # noqa: E402
 from pseudocoresets.backends.fused.first_block import patches_of  # noqa: E402
@@ -113,3 +113,14 @@ def test_every_kernel_compiles_and_fits(compiled: set[str]) -> None:
     launch_adjoint(chains=2)
     launch_augmentation((3, 32, 32), images=10)
     assert compiled == launched_kernels()
+
+
+def test_a_smaller_chip_gets_larger_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half the multiprocessors are as full with half the values: bounds between tiles are those of the H200."""
+    properties = SimpleNamespace(multi_processor_count=chip.MEASURED_ON // 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    small = torch.device("cuda", 99)
+    assert chip.spread_over_chip(5000, META) == 5000
+    assert chip.spread_over_chip(5000, small) == 10_000
+    sizes = [blocks._channel_block(chip.spread_over_chip(5000, device), 128, 8) for device in (META, small)]
+    assert sizes[0] < sizes[1]

@@ -25,6 +25,7 @@ from pseudocoresets.kernels import SGD, SGHMC, Drop, Langevin
 from pseudocoresets.methods import (
     BPTT,
     ContrastiveDivergence,
+    DatasetDistillation,
     DistributionMatching,
     FeatureAlignment,
     GradientMatching,
@@ -375,6 +376,7 @@ def test_experts_learn_the_same(digits: Dataset) -> None:
         BPTT(steps=5, horizon=10, unrolls=2, batch_size=100, momentum=0.5, spread=True),
         DistributionMatching(batch_size=20),
         PrivateMatching(noise_multiplier=0.0, networks=8, at_once=2),
+        DatasetDistillation(steps=2, epochs=2, batch_size=20, step_size_learning_rate=1e-3),
         GradientMatching(matches=3, epochs=4, batch_size=20),
         SiameseGradientMatching(matches=20, epochs=2, batch_size=20),
         FeatureAlignment(settled=0.0, moved=0.0, batch_size=20, watched_images=20),

@@ -321,3 +321,15 @@ def test_the_loss_of_few_points_is_found_in_their_span() -> None:
         torch.autograd.grad(each, free, retain_graph=True)[0] for each in (loss(few), ForwardKLLoss(model, q)(whole))
     ]
     torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-5 * float(slopes[1].abs().max()))
+
+
+def test_a_model_that_does_not_look_at_its_points_has_a_coreset_of_real_ones() -> None:
+    """Of y alone, with targets that may not move, there is nothing to learn but weights."""
+
+    def log_likelihood(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return -0.5 * (y - theta[0]).square()
+
+    model = FunctionModel(log_likelihood, lambda theta: -0.5 * theta.square().sum(), 1)
+    rows = Rows(torch.ones(20, 1, dtype=DOUBLE), normal(20, seed=3))
+    found = SOLVER["gaussian-rkl"]().solve(row_problem(model, rows), 3)
+    assert set(found.y.tolist()) <= set(rows.y.tolist())

@@ -223,3 +223,8 @@ def test_intercepts_have_a_prior_of_their_own() -> None:
     leaf = theta.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(model.log_prior(leaf), leaf)
     torch.testing.assert_close(model.log_prior_gradient(theta), gradient)
+
+
+def test_more_parameters_than_can_be_measured_are_refused_at_once() -> None:
+    with pytest.raises(pc.InputError, match="3,000 parameters; a posterior of at most 2,001"):
+        pc.construct((np.zeros((5, 3000)), np.ones(5)), model="logistic", method="giga", size=2)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from pseudocoresets._report.posterior import nearest_row, pairs_figure, write_posterior_page
+from pseudocoresets._report.wording import number
 from pseudocoresets.data.tables import load_posterior_data
 from pseudocoresets.workflows.study import run_study
 
@@ -19,7 +20,10 @@ def test_the_page_shows_the_study_and_asks_for_nothing(tmp_path: Path) -> None:
     assert not re.search(r'(src|href)="(?!data:)', text)
     assert text.count("<tr>") == 1 + 4
     for row in study.rows:
-        assert f"<td>{row.method}</td><td>{row.size}</td>" in text
+        assert f"<td>{row.made_by}</td><td>{row.size}</td>" in text
+        assert row.distances is not None
+        assert f"<td>{number(row.distances.pareto_k)}</td>" in text
+    assert "Noise floor: two independent runs" in text
     nearest = nearest_row(study)
     assert nearest is not None
     assert nearest.method == "moments"

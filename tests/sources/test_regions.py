@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import Gaussian
-from pseudocoresets.core.points import Rows
+from pseudocoresets.core.points import Points, Rows
+from pseudocoresets.inference.models import sample_model_posterior
 from pseudocoresets.models import FunctionModel, LogisticRegression
 from pseudocoresets.sources.gaussian_fit import GaussianFit
 from pseudocoresets.sources.reference import ReferenceRun, reference_posterior, require_agreement
@@ -60,6 +61,20 @@ def test_both_modes_of_a_mixture_are_there_with_what_they_hold(tilt: float) -> N
     binomial = math.sqrt(exact * (1 - exact) / len(found.draws))
     assert share == pytest.approx(exact, abs=4 * binomial + 0.05 * exact * (1 - exact))
     require_agreement(found, reference_of_mixture(tilt, seed=1))
+
+
+def test_samples_of_a_coreset_have_both_modes_too() -> None:
+    """A coreset of real points is a small mixture; its chains would stay where they start."""
+    model, rows = mixture(0.2)
+    points = Points(rows.x[::5], rows.y[::5], torch.full((12,), 5.0, dtype=torch.float64))
+    found = sample_model_posterior(points, model, samples=150, warmup=100)
+    axis = torch.linspace(-5, 5, 400, dtype=torch.float64)
+    theta = torch.cartesian_prod(axis, axis)
+    joint = model.log_likelihood(theta, points.x, points.y) @ points.weights + model.log_prior(theta)
+    exact = float(joint.softmax(0)[theta[:, 0] < theta[:, 1]].sum())
+    share = float((found.draws[:, 0] < found.draws[:, 1]).double().mean())
+    assert found.parameters.shape == (4, 150, 2)
+    assert share == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 600) + 0.05 * exact * (1 - exact))
 
 
 def test_a_reference_of_one_mode_is_refused_by_one_of_both() -> None:

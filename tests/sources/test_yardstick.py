@@ -10,9 +10,10 @@ import torch
 from tests.support.glm_problems import glm_problem
 
 from pseudocoresets.core.gaussian import kl_divergence
-from pseudocoresets.core.points import Points
+from pseudocoresets.core.points import Points, Rows
 from pseudocoresets.core.targets import all_points
 from pseudocoresets.methods import Giga, Uniform, row_problem
+from pseudocoresets.models import PoissonRegression
 from pseudocoresets.sources.gaussian_fit import fit_gaussian
 from pseudocoresets.sources.yardstick import Yardstick
 
@@ -27,6 +28,19 @@ def test_agrees_with_independent_importance_sampling(family: str, trait: str, si
     for points in (Giga().solve(about, size), Uniform().solve(about, size)):
         value, error = problem.divergence(points)
         assert problem.fit.yardstick.divergence(points) == pytest.approx(value, rel=0.1, abs=3 * error)
+
+
+@pytest.mark.parametrize("count", [0.0, 2.0])
+def test_posteriors_that_are_a_prior_cut_off_agree_with_quadrature(count: float) -> None:
+    """No events at a point say that its rate is not large, and nothing more: q_u covers a part of that alone."""
+    model = PoissonRegression(1, 5.0)
+    rows = Rows(torch.ones(3, 1).double(), torch.tensor([0.0, 0.0, 1.0]).double())
+    points = Points(torch.ones(1, 1).double(), torch.tensor([count]).double(), torch.tensor([3.0]).double())
+    grid = torch.linspace(-60, 8, 200_000, dtype=torch.float64)[:, None]
+    full = (model.log_likelihood(grid, rows.x, rows.y).sum(1) + model.log_prior(grid)).log_softmax(0)
+    other = (model.log_likelihood(grid, points.x, points.y) @ points.weights + model.log_prior(grid)).log_softmax(0)
+    exact = float(full.exp() @ (full - other))
+    assert Yardstick(model, rows, fit_gaussian(model, rows)).divergence(points) == pytest.approx(exact, rel=0.1)
 
 
 def test_is_the_closed_form_for_gaussian_posteriors() -> None:

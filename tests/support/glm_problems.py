@@ -47,7 +47,7 @@ class GlmProblem:
         theta, weights, evidence = _weighted(self.model, self.fit.gaussian, full, 1)
         gap = _likelihood(self.model, theta, full) - _likelihood(self.model, theta, points)
         mean = weights @ gap
-        onward = weights * torch.exp(mean - gap)
+        onward = torch.exp(weights.log() + mean - gap)
         if _worth(onward / onward.sum()) > 0.2 * len(theta):
             value = float(torch.log(onward.sum()))
             return value, math.sqrt(2 / DRAWS) * 3 * value + 1e-6
@@ -85,16 +85,24 @@ def _made(model: SmoothModel, x: np.ndarray, y: np.ndarray) -> GlmProblem:
 
 
 def _weighted(model: SmoothModel, near: Gaussian, points: Points, stream: int) -> tuple[Tensor, Tensor, float]:
-    """Draws of a posterior by way of Student's t distribution, whose tails cover its own, weights and log-evidence."""
+    """Draws of a posterior, weights and log-evidence.
+
+    Two thirds are of Student's t distribution, whose tails cover its own, and a third of the prior, which is nearer to
+    the posterior of few points where their likelihoods cut off half-spaces.
+    """
     generator, size = generator_for(stream, "afresh"), near.size
     normal = torch.randn(DRAWS, size + DEGREES, generator=generator, dtype=torch.float64)
     spread = (normal[:, size:].square().sum(1) / DEGREES).rsqrt()
     wide = Gaussian(near.mean, 1.2 * near.covariance)
-    theta = wide.unwhitened(normal[:, :size] * spread[:, None])
+    prior = Gaussian(torch.zeros_like(near.mean), model.prior_scale**2 * torch.eye(size, dtype=torch.float64))
+    of_prior = torch.arange(DRAWS) % 3 == 0
+    near_draws = wide.unwhitened(normal[:, :size] * spread[:, None])
+    theta = torch.where(of_prior[:, None], prior.unwhitened(normal[:, :size]), near_draws)
     constant = math.lgamma((DEGREES + size) / 2) - math.lgamma(DEGREES / 2) - 0.5 * size * math.log(DEGREES * math.pi)
     distance = wide.whitened(theta).square().sum(1)
-    log_density = constant - float(wide.factor.diagonal().log().sum())
-    log_density = log_density - 0.5 * (DEGREES + size) * torch.log1p(distance / DEGREES)
+    log_t = constant - float(wide.factor.diagonal().log().sum())
+    log_t = log_t - 0.5 * (DEGREES + size) * torch.log1p(distance / DEGREES)
+    log_density = torch.logaddexp(log_t + math.log(2 / 3), prior.log_density(theta) - math.log(3))
     ratios = _likelihood(model, theta, points) + model.log_prior(theta) - log_density
     return theta, ratios.softmax(0), float(torch.logsumexp(ratios, 0)) - math.log(DRAWS)
 

@@ -28,7 +28,9 @@ COLUMNS = (
     "Points",
     "Seed",
     "KL(full || coreset)",
+    "by draws",
     "KL(coreset || full)",
+    "Pareto k",
     "Time to build, s",
     "NUTS speed-up",
 )
@@ -51,6 +53,7 @@ def write_posterior_page(study: Study, folder: str | os.PathLike[str]) -> Path:
         drawings=drawings,
         columns=COLUMNS,
         rows=[_cells(study, row) for row in study.rows],
+        notes=study.notes,
     )
     write_text(path, text)
     return path
@@ -59,7 +62,7 @@ def write_posterior_page(study: Study, folder: str | os.PathLike[str]) -> Path:
 def nearest_row(study: Study) -> StudyRow | None:
     """The row whose posterior is nearest to the full one, among those that have a coreset."""
     measured = [row for row in study.rows if row.distances is not None and _cell(row) in study.coresets]
-    return min(measured, key=lambda row: row.distances.kl_full_coreset if row.distances else 0.0, default=None)
+    return min(measured, key=lambda row: row.distances.kl if row.distances else 0.0, default=None)
 
 
 def pairs_figure(study: Study, row: StudyRow) -> Any:
@@ -123,8 +126,9 @@ def _cell(row: StudyRow) -> Any:
 
 
 def _cells(study: Study, row: StudyRow) -> list[str]:
-    own = [row.method, str(row.size), str(row.seed)]
-    if row.distances is None:
-        return [*own, f"failed: {row.failure}", "", "", ""]
-    values = (row.distances.kl_full_coreset, row.distances.kl_coreset_full, row.build_seconds, study.speed_up(row))
-    return [*own, *(number(value) for value in values)]
+    own = [row.made_by, str(row.size), str(row.seed)]
+    found = row.distances
+    if found is None:
+        return [*own, f"failed: {row.failure}", *[""] * (len(COLUMNS) - len(own) - 1)]
+    values = (found.kl_full_coreset, found.kl_by_draws, found.kl_coreset_full, found.pareto_k)
+    return [*own, *(number(value) for value in (*values, row.build_seconds, study.speed_up(row)))]

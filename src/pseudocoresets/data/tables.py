@@ -240,8 +240,10 @@ def formula_table(formula: str, columns: Mapping[str, Sequence[Any]]) -> Table:
     else:
         raise InputError(f"A formula has one target, as in 'y ~ x + C(z)'; got '{formula}'.")
     right = right.drop(columns=["Intercept"], errors="ignore")
-    if right.shape[1] == 0:
-        raise InputError(f"The formula '{formula}' names no feature; a model needs at least one.")
+    if not 1 <= right.shape[1] <= LARGEST_WIDTH:
+        raise InputError(
+            f"The formula '{formula}' names {right.shape[1]:,} features; a model needs between 1 and {LARGEST_WIDTH:,}."
+        )
     return Table(right.to_numpy(np.float64), y, tuple(map(str, right)), target)
 
 

@@ -54,6 +54,11 @@ class Distances:
     0.7 the coreset's posterior is too far away to be corrected"""
 
     @property
+    def kl(self) -> float:
+        """KL(full || coreset) by draws, or between Gaussian fits where that is all there is."""
+        return self.kl_full_coreset if self.kl_by_draws is None else self.kl_by_draws
+
+    @property
     def disagreement(self) -> str | None:
         """In plain words, that the divergence of Gaussian fits is not that of the posteriors, if so."""
         if not self.gaussian_fit or self.kl_by_draws is None:

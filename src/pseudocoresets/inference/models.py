@@ -11,7 +11,7 @@ from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.progress import Progress
 from pseudocoresets.core.seeds import generator_for
-from pseudocoresets.core.targets import posterior_target, whitened_target
+from pseudocoresets.core.targets import posterior_target
 from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.kernels import AnyKernel, build_kernel, sample_chains
@@ -19,7 +19,7 @@ from pseudocoresets.kernels.diagnostics import bulk_ess, rank_r_hat
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.models.functions import as_smooth
 from pseudocoresets.sources.gaussian_fit import fit_gaussian
-from pseudocoresets.sources.reference import sample_whitened
+from pseudocoresets.sources.reference import sample_points
 
 WHITENED_STEP_SIZE = 0.1
 """The step size of a kernel that is named without one: curvatures are near one."""
@@ -45,7 +45,8 @@ def sample_model_posterior(
     """Draws of the posterior of weighted points, by NUTS or any other kernel.
 
     Where the model is smooth, or small enough to be made so, the kernel moves in coordinates whitened by the Gaussian
-    nearest to that posterior and starts from points twice as wide; elsewhere it moves in the model's own, from N(0, I).
+    nearest to that posterior and starts from points twice as wide; of several modes that chains do not pass between,
+    each is sampled by itself and weighs what it holds. Elsewhere it moves in the model's own, from N(0, I).
 
     Args:
         samples: Draws of each chain.
@@ -67,8 +68,7 @@ def sample_model_posterior(
         seed=seed,
     )
     if isinstance(model, SmoothModel):
-        target = whitened_target(model, points, fit_gaussian(model, points))
-        run = sample_whitened(model, target, kernel, samples, warmup, chains, seed, thin, progress)
+        run = sample_points(model, points, kernel, samples, warmup, chains, seed, thin, progress)
         exact = run.gaussian if run.exact else None
         return PosteriorSamples(
             run.parameters, model, "model", settings, run.seconds, run.r_hat, run.ess, run.divergences, exact

@@ -44,7 +44,7 @@ def minimise(
     def value_and_gradient(vector: np.ndarray) -> tuple[float, np.ndarray]:
         unknown = torch.from_numpy(vector).requires_grad_()
         try:
-            value = objective(points_of(form, unknown))
+            value = objective(points_of(form, unknown)) + 0 * unknown.sum()
             (gradient,) = torch.autograd.grad(value, unknown)
         except DivergenceError:
             return 1e30, np.zeros_like(vector)

@@ -27,6 +27,9 @@ from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.parameterisation import TargetRange
 from pseudocoresets.core.points import FullData, LargeData
 
+MOST_PARAMETERS = 2001
+"""Up to which the covariance of a posterior is worth having: 2,000 features and an intercept."""
+
 
 class Expectation(NamedTuple):
     """The average of a function of theta over a Gaussian, with its two derivatives."""
@@ -71,6 +74,11 @@ class SmoothModel(Model, Protocol):
 
 def check_data(model: SmoothModel, data: FullData) -> None:
     """Refuse data that the model cannot have produced; one pass, or none over those that were checked as they came."""
+    if model.size > MOST_PARAMETERS:
+        raise InputError(
+            f"The model has {model.size:,} parameters; a posterior of at most {MOST_PARAMETERS:,} is measured here, so "
+            "leave some features out."
+        )
     for x, y in [] if isinstance(data, LargeData) else data.batches():
         model.check_data(x, y)
 

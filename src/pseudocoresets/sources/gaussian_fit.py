@@ -111,6 +111,17 @@ def batch_expectation(model: SmoothModel, q: Gaussian, x: Tensor, y: Tensor) -> 
     return model.expected_log_likelihood(q, x, y, unit_weights(x))
 
 
+def prior_gaussian(model: SmoothModel) -> Gaussian | None:
+    """The Gaussian that the prior's curvature at the origin implies, where there is one; a Gaussian prior itself."""
+    origin = nearly_a_point(torch.zeros(model.size, dtype=torch.float64))
+    with torch.no_grad():
+        prior = model.expected_log_prior(origin)
+    try:
+        return Gaussian.from_precision(origin.mean, -prior.hessian)
+    except DivergenceError:
+        return None
+
+
 def find_mode(
     model: SmoothModel, data: FullData | Points, start: Tensor, steps: int = 100, tolerance: float = 1e-10
 ) -> Gaussian:

@@ -13,7 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from pseudocoresets.kernels import NUTS, AnyKernel, sample_chains
 from pseudocoresets.kernels.diagnostics import bulk_ess, mean_ess, rank_r_hat
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.models.functions import as_smooth
-from pseudocoresets.sources.gaussian_fit import GaussianFit
+from pseudocoresets.sources.gaussian_fit import GaussianFit, fit_gaussian
 from pseudocoresets.sources.regions import find_regions, log_evidence
 
 LARGEST_R_HAT = 1.01
@@ -139,7 +139,7 @@ def reference_posterior(
     search = _Search(model, all_points(data), chains, seed, progress or by_default())
     regions = find_regions(model, data, nearest, seed)
     for factor in (1, 2, 4, MOST_DRAWS_FACTOR):
-        found = search.run(regions, factor * draws, factor * warmup)
+        found = search.joined(search.runs(regions, factor * draws, factor * warmup))
         if found is not None and found.r_hat < LARGEST_R_HAT:
             if path is not None:
                 _save(path, found)
@@ -149,23 +149,51 @@ def reference_posterior(
     raise DivergenceError(f"The reference chains{modes} disagree ({how}); ask for more draws.")
 
 
+def sample_points(
+    model: SmoothModel,
+    points: Points,
+    kernel: AnyKernel,
+    draws: int,
+    warmup: int,
+    chains: int,
+    seed: int,
+    thin: int = 1,
+    progress: Progress | None = None,
+) -> ReferenceRun:
+    """The posterior of weighted points with all the modes that are found, as :func:`reference_posterior` treats them.
+
+    Where some chains pass between modes, the chains start at each of these in turn.
+    """
+    search = _Search(model, points, chains, seed, progress, kernel, thin)
+    runs = search.runs(find_regions(model, points, fit_gaussian(model, points), seed), draws, warmup)
+    found = search.joined(runs)
+    if found is not None and len(found.parameters) == chains:
+        return found
+    return _described(runs, torch.stack([runs[chain % len(runs)].parameters[chain] for chain in range(chains)]))
+
+
 @dataclass(frozen=True)
 class _Search:
-    """Chains on the full posterior, from every region that holds a share of it."""
+    """Chains on a posterior, from every region that holds a share of it."""
 
     model: SmoothModel
     points: Points
     chains: int
     seed: int
     progress: Progress | None
+    kernel: AnyKernel = field(default_factory=NUTS)
+    thin: int = 1
 
-    def run(self, regions: Sequence[Gaussian], draws: int, warmup: int) -> ReferenceRun | None:
-        """One run where there is one mode, or where chains pass between all; else the runs of all modes, by their mass.
+    def runs(self, regions: Sequence[Gaussian], draws: int, warmup: int) -> list[ReferenceRun]:
+        """Chains from each of the regions."""
+        spread = OVERDISPERSION if len(regions) == 1 else 1.0
+        return [self._region(region, draws, warmup, spread, index) for index, region in enumerate(regions)]
+
+    def joined(self, runs: Sequence[ReferenceRun]) -> ReferenceRun | None:
+        """The only run, all chains where they pass between all modes, or else draws of the modes by their mass.
 
         None where some chains of a mode pass to another and some do not.
         """
-        spread = OVERDISPERSION if len(regions) == 1 else 1.0
-        runs = [self._region(region, draws, warmup, spread, index) for index, region in enumerate(regions)]
         if len(runs) == 1:
             return runs[0]
         together = torch.cat([run.parameters for run in runs])
@@ -175,14 +203,14 @@ class _Search:
             return None
         masses = [log_evidence(run.draws, self._log_joint, self.seed) for run in runs]
         shares = torch.tensor(masses, dtype=torch.float64).softmax(0)
-        return _described(runs, self._mixed([run.draws for run in runs], shares, draws))
+        return _described(runs, self._mixed([run.draws for run in runs], shares, runs[0].parameters.shape[1]))
 
     def _region(self, region: Gaussian, draws: int, warmup: int, spread: float, index: int) -> ReferenceRun:
         target, seed = whitened_target(self.model, self.points, region), self.seed
         if index:
             seed = derive_seed(seed, "region", index)
         return sample_whitened(
-            self.model, target, NUTS(), draws, warmup, self.chains, seed, progress=self.progress, spread=spread
+            self.model, target, self.kernel, draws, warmup, self.chains, seed, self.thin, self.progress, spread
         )
 
     def _mixed(self, parts: Sequence[Tensor], shares: Tensor, draws: int) -> Tensor:

@@ -15,10 +15,16 @@ from torch import Tensor
 
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import Gaussian
-from pseudocoresets.core.points import FullData
+from pseudocoresets.core.points import FullData, Points
 from pseudocoresets.core.seeds import generator_for
 from pseudocoresets.models.expectation import SmoothModel
-from pseudocoresets.sources.gaussian_fit import expected_log_joint, find_mode, fit_gaussian, nearly_a_point
+from pseudocoresets.sources.gaussian_fit import (
+    expected_log_joint,
+    find_mode,
+    fit_gaussian,
+    nearly_a_point,
+    prior_gaussian,
+)
 
 MOST_SEARCHES = 4
 SEARCH_STEPS, SEARCH_TOLERANCE = 50, 1e-4
@@ -29,7 +35,7 @@ SAME_MODE = 9.0
 SMALLEST_LOG_SHARE = -10.0
 
 
-def find_regions(model: SmoothModel, data: FullData, known: Gaussian, seed: int) -> list[Gaussian]:
+def find_regions(model: SmoothModel, data: FullData | Points, known: Gaussian, seed: int) -> list[Gaussian]:
     """A Gaussian for each mode that holds a share of the mass, ``known`` standing for its own."""
     if model.has_gaussian_posterior:
         return [known]
@@ -68,22 +74,17 @@ def log_evidence(draws: Tensor, log_joint: Callable[[Tensor], Tensor], seed: int
     return float(value)
 
 
-def _searches(model: SmoothModel, data: FullData) -> int:
+def _searches(model: SmoothModel, data: FullData | Points) -> int:
     return max(1, min(MOST_SEARCHES, LARGEST_SEARCHED // (len(data) * model.size)))
 
 
 def _prior_draws(model: SmoothModel, count: int, seed: int) -> Tensor:
-    origin = nearly_a_point(torch.zeros(model.size, dtype=torch.float64))
-    with torch.no_grad():
-        prior = model.expected_log_prior(origin)
-    try:
-        wide = Gaussian.from_precision(origin.mean, -prior.hessian)
-    except DivergenceError:
-        wide = Gaussian(origin.mean, torch.eye(model.size, dtype=torch.float64))
+    standard = Gaussian(torch.zeros(model.size, dtype=torch.float64), torch.eye(model.size, dtype=torch.float64))
+    wide = prior_gaussian(model) or standard
     return wide.sample(count, generator_for(seed, "searches for modes"))
 
 
-def _log_mass(model: SmoothModel, data: FullData, mode: Gaussian) -> float:
+def _log_mass(model: SmoothModel, data: FullData | Points, mode: Gaussian) -> float:
     """Laplace's approximation of the log-evidence, up to a constant: log p(y, theta) + log det(S) / 2."""
     joint = expected_log_joint(model, nearly_a_point(mode.mean), data)
     return float(joint.value + mode.factor.diagonal().log().sum())
@@ -96,7 +97,7 @@ def _apart(first: Gaussian, second: Gaussian) -> bool:
     )
 
 
-def _nearest(model: SmoothModel, data: FullData, mode: Gaussian) -> Gaussian:
+def _nearest(model: SmoothModel, data: FullData | Points, mode: Gaussian) -> Gaussian:
     try:
         return fit_gaussian(model, data, mode)
     except DivergenceError:

@@ -7,15 +7,18 @@ With l(theta) the log-likelihood of all the data, l_u that of a coreset u, and D
 
 Draws of the Gaussian q nearest to pi, with Pareto-smoothed importance weights, stand for pi. The first line has a
 small relative error where pi covers pi_u, because the noise of its two terms cancels; the second finds Z_u by draws of
-the Gaussian q_u nearest to pi_u. Where there are too many data or parameters for either, KL(q || q_u) has to do; where
-all posteriors are Gaussian it is exact.
+the Gaussian q_u nearest to pi_u. Where the weights of these draws have a heavy tail, broader ones are tried: half of
+Student's t distribution around the Gaussian and half of the prior, which a posterior of few points often is but for
+some half-spaces. Where that does not help, or there are too many data or parameters, KL(q || q_u) has to do; where all
+posteriors are Gaussian it is exact.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -24,10 +27,11 @@ from torch import Tensor
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import Gaussian, kl_divergence
 from pseudocoresets.core.points import FullData, Points
+from pseudocoresets.core.seeds import generator_for
 from pseudocoresets.core.targets import full_log_likelihoods, log_likelihoods
 from pseudocoresets.kernels.pareto import LARGEST_K, pareto_smoothed
 from pseudocoresets.models.expectation import SmoothModel
-from pseudocoresets.sources.gaussian_fit import fit_gaussian
+from pseudocoresets.sources.gaussian_fit import fit_gaussian, prior_gaussian
 
 DRAWS = 1024
 FEWEST_DRAWS = 256
@@ -35,6 +39,8 @@ LARGEST_WORK = 40_000_000
 """Log-likelihoods that are evaluated for a yardstick: draws times data."""
 WIDER = 1.1
 """How much larger the covariance of a proposal is than that of the Gaussian nearest to its target."""
+DEGREES = 5
+"""Degrees of freedom of Student's t distribution, where a Gaussian's tails are too light."""
 LARGEST_NEAR = 0.2
 """Nats up to which a divergence may be found by draws of pi alone."""
 NEARLY_EQUAL = 0.9
@@ -115,27 +121,64 @@ class Yardstick:
         value = near_divergence(draws.log_weights, gap)
         if value is not None:
             return value
-        return float(draws.log_weights.exp() @ gap + self._log_evidence(points) - draws.log_evidence)
-
-    def _log_evidence(self, points: Points) -> Tensor:
-        """log Z_u, by draws of the Gaussian nearest to pi_u."""
-        wide = _widened(fit_gaussian(self.model, points))
-        theta = normal_draws(wide, DRAWS, self.seed)
-        log_joint = log_likelihoods(self.model, theta, points) + self.model.log_prior(theta)
-        return torch.logsumexp(log_joint - wide.log_density(theta), 0) - math.log(len(theta))
+        nearest = fit_gaussian(self.model, points)
+        own = self._weighted(nearest, lambda theta: log_likelihoods(self.model, theta, points), DRAWS, self.seed)
+        value = float(draws.log_weights.exp() @ gap + own.log_evidence - draws.log_evidence)
+        return value if own.trusted else max(value, float(kl_divergence(self.q, nearest)))
 
     def _drawn(self, stream: int) -> WeightedDraws | None:
         if self.model.has_gaussian_posterior or not self.draws:
             return None
-        wide = _widened(self.q)
-        theta = normal_draws(wide, self.draws, 2 * self.seed + stream)
-        with torch.no_grad():
-            log_likelihood = full_log_likelihoods(self.model, theta, self.data)
-            ratios = log_likelihood + self.model.log_prior(theta) - wide.log_density(theta)
+        likelihood = partial(full_log_likelihoods, self.model, data=self.data)
+        found = self._weighted(self.q, likelihood, self.draws, 2 * self.seed + stream)
+        return found if found.trusted else None
+
+    @torch.no_grad()
+    def _weighted(
+        self, nearest: Gaussian, likelihood: Callable[[Tensor], Tensor], count: int, seed: int
+    ) -> WeightedDraws:
+        """Draws of the posterior with this likelihood, by way of its nearest Gaussian or, if need be, broader ones."""
+        wide = _widened(nearest)
+        found = self._by_ratios(normal_draws(wide, count, seed), wide.log_density, likelihood)
+        if found.trusted:
+            return found
+        broad = Broad(nearest, prior_gaussian(self.model))
+        return self._by_ratios(broad.draws(count, seed), broad.log_density, likelihood)
+
+    def _by_ratios(
+        self, theta: Tensor, log_density: Callable[[Tensor], Tensor], likelihood: Callable[[Tensor], Tensor]
+    ) -> WeightedDraws:
+        log_likelihood = likelihood(theta)
+        ratios = log_likelihood + self.model.log_prior(theta) - log_density(theta)
         weights = pareto_smoothed(ratios)
         log_evidence = torch.logsumexp(ratios, 0) - math.log(len(theta))
-        found = WeightedDraws(theta, log_likelihood, weights.log_weights, log_evidence, weights.k)
-        return found if found.trusted else None
+        return WeightedDraws(theta, log_likelihood, weights.log_weights, log_evidence, weights.k)
+
+
+@dataclass(frozen=True)
+class Broad:
+    """Student's t distribution around a Gaussian and, where it is known, the prior, half and half."""
+
+    near: Gaussian
+    prior: Gaussian | None
+
+    def draws(self, count: int, seed: int) -> Tensor:
+        """(count, size)"""
+        generator, size, half = generator_for(seed, "broad"), self.near.size, count // 2
+        normal = torch.randn(count, size + DEGREES, generator=generator, dtype=torch.float64)
+        spread = (normal[:, size:].square().sum(1) / DEGREES).rsqrt()
+        near = self.near.unwhitened(normal[:, :size] * spread[:, None])
+        return near if self.prior is None else torch.cat([near[:half], self.prior.unwhitened(normal[half:, :size])])
+
+    def log_density(self, theta: Tensor) -> Tensor:
+        size, both = self.near.size, DEGREES + self.near.size
+        constant = math.lgamma(both / 2) - math.lgamma(DEGREES / 2) - 0.5 * size * math.log(DEGREES * math.pi)
+        scale = self.near.factor.diagonal().log().sum()
+        squared = self.near.whitened(theta).square().sum(1)
+        near = constant - scale - 0.5 * both * torch.log1p(squared / DEGREES)
+        if self.prior is None:
+            return near
+        return torch.logaddexp(near, self.prior.log_density(theta)) - math.log(2)
 
 
 def near_divergence(log_weights: Tensor, gap: Tensor) -> float | None:

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -369,12 +370,11 @@ def construction_iteration(
     """One iteration of a construction, to be called again and again; random experts where none are given."""
     settings = ConstructionSettings(ipc=ipc, learning_rate=1e-3)
     start = real_coreset(data, settings, network.spec, "bench")
-    real = RealData.of(data, device)
     learner = Learner(Parameterisation(start.points, learn_weights=learn_weights), method, settings, device)
     problem = Problem(
         Energy(Classifier(network), len(data.train)),
         source=experts or random_experts(network),
-        real_data=lambda: real,
+        real_data=cache(lambda: RealData.of(data, device)),
         augmentation=backend.augmentation(dsa(flippable=True), network.spec.shape),
         backend=backend,
     )

@@ -58,8 +58,16 @@ class StudyRow:
     @property
     def name(self) -> str:
         """The method and the size, and what took the place of the method's own coreset."""
-        instead = f" = {self.returned}" if self.returned not in (None, OWN) else ""
-        return f"{self.method} {self.size}{instead}"
+        return f"{self.method} {self.size}{self._instead}"
+
+    @property
+    def made_by(self) -> str:
+        """:attr:`name` without the size."""
+        return f"{self.method}{self._instead}"
+
+    @property
+    def _instead(self) -> str:
+        return f" = {self.returned}" if self.returned not in (None, OWN) else ""
 
     def as_json(self) -> dict[str, Any]:
         document = asdict(self)

@@ -21,6 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pseudocoresets.backends.fused.chip import spread_over_chip
+
 EPSILON = 1e-5
 
 
@@ -180,7 +182,7 @@ def norm_relu_pool(
     ``statistics`` (2, m, channels) gets means and rates; ``activation``, channels-last like ``z``, what is pooled.
     """
     images, channels, pooled_side = out.shape[:3]
-    block = _channel_block(images, channels, pooled_side)
+    block = _channel_block(spread_over_chip(images * channels, z.device), channels, pooled_side)
     _norm_relu_pool[(images, channels // block)](
         z, gamma, beta, out, out.stride(0), out.stride(1), out.stride(3), *statistics,
         z if activation is None else activation,
@@ -201,7 +203,7 @@ def norm_relu_pool_backward(
 ) -> None:
     """Write dz, and add to dgamma and dbeta; ``dactivation`` is the gradient of what is pooled, channels-last."""
     images, channels, pooled_side = gradient.shape[:3]
-    block = _channel_block(images, channels, pooled_side)
+    block = _channel_block(spread_over_chip(images * channels, z.device), channels, pooled_side)
     _norm_relu_pool_backward[(images, channels // block)](
         z, gamma, beta, *statistics, gradient, gradient.stride(0), gradient.stride(1), gradient.stride(3),
         dz if dactivation is None else dactivation, dz, dgamma, dbeta,
@@ -209,9 +211,8 @@ def norm_relu_pool_backward(
     )  # fmt: skip
 
 
-def _channel_block(images: int, channels: int, pooled_side: int) -> int:
+def _channel_block(values: int, channels: int, pooled_side: int) -> int:
     """Channels a program holds: enough programs to fill the chip, few enough values to stay in registers."""
-    values = images * channels
     most = 8 if values < 8192 else 16 if values < 32768 else 32 if values < 131072 else 64
     return min(most, max(8, 4096 // (pooled_side * pooled_side)), channels & -channels)
 

@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pseudocoresets.backends.fused.blocks import EPSILON, slope_of_gradient, slope_of_norm, window_pixel
+from pseudocoresets.backends.fused.chip import spread_over_chip
 from pseudocoresets.backends.fused.layout import Layout
 
 FOLDED_PIXELS = 256
@@ -359,7 +360,7 @@ def first_block(
 ) -> None:
     """Write p into ``out``; see ``blocks.norm_relu_pool``."""
     images, channels, pooled_side = out.shape[:3]
-    tile = _tile(images, channels, pooled_side)
+    tile = _tile(spread_over_chip(images * channels, weight.device), channels, pooled_side)
     _first_block[(images, channels // tile.block)](
         patches.values, patches.gram, weight, gamma, beta, out, out.stride(0), out.stride(1), out.stride(3),
         *statistics,
@@ -383,7 +384,7 @@ def first_block_backward(
 ) -> None:
     """Add to dgamma, dbeta and, if wanted, to dW (channels, 3, 3, inputs); write dx, of any strides, if wanted."""
     images, channels, pooled_side = gradient.shape[:3]
-    tile = _tile(images, channels, pooled_side)
+    tile = _tile(spread_over_chip(images * channels, weight.device), channels, pooled_side)
     lines = torch.empty_like(statistics) if dx is not None else statistics
     shape = (patches.inputs, _taps(patches.inputs), channels, pooled_side)
     strides = (gradient.stride(0), gradient.stride(1), gradient.stride(3))
@@ -412,9 +413,9 @@ def _taps(inputs: int) -> int:
     return int(max(16, triton.next_power_of_2(9 * inputs + 1)))
 
 
-def _tile(images: int, channels: int, pooled_side: int) -> Tile:
+def _tile(values: int, channels: int, pooled_side: int) -> Tile:
     """Many channels, which share the patches, but enough programs to fill the chip."""
-    most = 16 if images * channels < 8192 else 64 if images * channels < 32768 else 128
+    most = 16 if values < 8192 else 64 if values < 32768 else 128
     block = min(most, channels & -channels)
     rows = max(16, min(32 if block == 128 else 64, pooled_side * pooled_side))
     return Tile(rows, block, 4)

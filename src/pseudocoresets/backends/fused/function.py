@@ -19,7 +19,8 @@ def value_and_gradients(
     wanted = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
     with torch.enable_grad():
         value = function(**tensors)
-    found = torch.autograd.grad(value.sum(), list(wanted.values()))
+        total = value.sum()
+    found = torch.autograd.grad(total, list(wanted.values()))
     return value.detach(), dict(zip(wanted, found, strict=True))
 
 

@@ -8,8 +8,9 @@ part of them and with a size of its own, and images and step sizes descend the r
 
 averaged over ``networks`` initialisations. The parts are the same in every epoch: step t sees the r-th image of each
 class if r = t modulo the smaller of ``steps`` and the images per class, so that ten images per class and ten steps make
-one image per class and step, as in the authors' code. U is the mean cross-entropy of the part, with the prior's
-- log pi0(theta) / n, and is augmented only where the construction is told to.
+one image per class and step, as in the authors' code. They are found once, and carried in the checkpoint. U is the mean
+cross-entropy of the part, with the prior's - log pi0(theta) / n, and is augmented only where the construction is told
+to.
 
 Defaults are those of the authors' code, 10 steps and 3 epochs, batches of 1024, step sizes from 0.02 (CIFAR-10: 0.001),
 all by Adam at the rate 0.01. They learn eta through a softplus, along which the rate 0.01 is one of about 0.01 eta;
@@ -31,7 +32,7 @@ from torch import Tensor
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import STEP_SIZE, at_rest
-from pseudocoresets.gradients import GradientEstimator, build_gradient
+from pseudocoresets.gradients import Differences, GradientEstimator, Stored, build_gradient
 from pseudocoresets.kernels.kernel import positive_step_size
 from pseudocoresets.methods.bptt import real_energy
 from pseudocoresets.methods.estimator import fresh_parameters, network_of, require_at_least
@@ -67,6 +68,10 @@ class DatasetDistillation(GradientMethod):
         positive_step_size(self.step_size)
         build_gradient(self.gradient)
 
+    @property
+    def repeats(self) -> bool:
+        return isinstance(build_gradient(self.gradient), Differences | Stored)
+
     def hyperparameters(self) -> Mapping[str, Hyperparameter]:
         sizes = (self.step_size,) * (self.steps * self.epochs)
         return {STEP_SIZE: Hyperparameter(sizes, self.step_size_learning_rate)}
@@ -74,12 +79,13 @@ class DatasetDistillation(GradientMethod):
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         start = fresh_parameters(network_of(problem, self.name), self.networks, points.x, randomness)
         x, y = problem.real_batch("The method 'dd'", self.batch_size, randomness)
-        parts = step_parts(points, self.steps)
+        state = dict(points.state) or {f"part {t}": part for t, part in enumerate(step_parts(points, self.steps))}
+        parts = [state[f"part {t}"] for t in range(self.steps)]
         descent = replace(problem.descent(points, self.steps * self.epochs), subsets=parts * self.epochs)
         found = build_gradient(self.gradient).differentiate(
             descent, at_rest(start), partial(real_energy, problem, x, y, start, 0.0), problem.backend, randomness
         )
-        return Loss(found.loss, {STEP_SIZE: points.hyperparameters[STEP_SIZE].detach().mean()})
+        return Loss(found.loss, {STEP_SIZE: points.hyperparameters[STEP_SIZE].detach().mean()}, state)
 
 
 def step_parts(points: Points, steps: int) -> list[Tensor]:

@@ -1,0 +1,23 @@
+"""What a chip is like, for the choice of tiles."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+MEASURED_ON = 132
+"""Multiprocessors of the H200, on which the bounds between tiles were measured."""
+
+
+def spread_over_chip(values: int, device: torch.device) -> int:
+    """As many values as would fill the H200 as full as ``values`` fill this device."""
+    return values * MEASURED_ON // multiprocessors(device)
+
+
+@lru_cache
+def multiprocessors(device: torch.device) -> int:
+    """Those of a CUDA device; of any other, where kernels are interpreted or only compiled, the H200's."""
+    if device.type != "cuda":
+        return MEASURED_ON
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
