@@ -22,6 +22,8 @@ from pseudocoresets.models.networks import build_network
 
 FusedBackend = pytest.importorskip("pseudocoresets.backends.fused", exc_type=ImportError).FusedBackend
 
+from pseudocoresets.backends.fused.capture import captured  # noqa: E402
+
 NETWORK = build_network("convnet:depth=2,width=4,pooling=max,norm=none", (1, 8, 8), 3)
 ENERGY = Energy(Classifier(NETWORK, prior_scale=0.5), data_size=40)
 
@@ -37,9 +39,10 @@ def test_kernels_that_accept_or_reject_walk_the_same_way(kernel: AnyKernel) -> N
     backend, start = FusedBackend("cpu"), NETWORK.initialise(0, 2).double()
     for seed in (0, 1):
         plan = ChainPlan(kernel, ENERGY, points(seed), 6, Augmentation(("crop",)), keep_at={3, 6})
-        wanted, found = (
-            each.run_chain(plan, start, Randomness.for_purpose(seed)) for each in (PlainBackend(), backend)
-        )
+        with torch.no_grad():
+            wanted, found = (
+                each.run_chain(plan, start, Randomness.for_purpose(seed)) for each in (PlainBackend(), backend)
+            )
         torch.testing.assert_close(found, wanted)
         assert not torch.equal(found[0], start)
     assert len(backend._potentials) == 1
@@ -61,6 +64,21 @@ def test_a_repeated_target_is_the_posterior_of_its_points() -> None:
         torch.testing.assert_close(
             potential_and_gradient(backend.target(energy, given), theta), potential_and_gradient(wanted, theta)
         )
+
+
+def test_the_warning_names_what_went_wrong_first(caplog: pytest.LogCaptureFixture) -> None:
+    """The end of a capture that was broken off is an error of its own; memory that ran out is not the plain path's."""
+
+    def broken(first: Exception) -> None:
+        try:
+            raise first
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    assert captured(lambda: broken(ValueError("waits for the device\nand more"))) is None
+    assert "(waits for the device)" in caplog.text
+    with pytest.raises(torch.OutOfMemoryError, match="9 GiB"):
+        captured(lambda: broken(torch.OutOfMemoryError("Tried to allocate 9 GiB")))
 
 
 def test_work_that_cannot_be_captured_is_done_again_and_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -181,6 +181,8 @@ def test_what_cannot_fit_is_refused_before_the_work(
     bpc: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "GiB of memory" in sentence(bpc("run", "--chains", 100_000, "--network", "mlp:width=4000"))
+    assert "experts take" in sentence(bpc("experts", "--count", 999_999, "--epochs", 100_000, *NETWORK, "--out", "e"))
+    assert not (tmp_path / "e").exists()
     with monkeypatch.context() as slow:
         slow.setitem(FASTEST, "cpu", 1.0)
         assert "years on any such device" in sentence(bpc("run", "--method", "random", *NETWORK, "--device", "cpu"))

@@ -137,7 +137,7 @@ def checkpoint_not_renamed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def between_log_and_coreset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed when the construction is done but its coreset is not saved."""
-    monkeypatch.setattr(Coreset, "save", lambda self, path: die())
+    monkeypatch.setattr(Coreset, "save", lambda self, path, **_: die())
 
 
 def before_the_checkpoint_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,7 +186,7 @@ def check_chains(network: Network, shared: bool, soft: bool, momentum: float) ->
     x = torch.randn(sources, steps, images, 3, 8, 8, generator=generator)
     y = torch.rand(images, 10, generator=generator).softmax(-1) if soft else torch.arange(images)
     factors = torch.rand(images, generator=generator)
-    with mock.patch.multiple(torch.cuda, **CUDA):
+    with mock.patch.multiple(torch.cuda, **CUDA), torch.no_grad():  # as a capture has it
         runner = InterpretedChains(layout, (3, 8, 8), chains, images, steps, soft, shared, CPU, torch.float32)
         runner.set_position(start)
         runner.set_rates(Rates(step_size, momentum=momentum), decay)
@@ -418,7 +418,7 @@ def both_paths(
     eta = torch.tensor(step_size, requires_grad=True)
     x = torch.randn(images, 3, 8, 8, generator=generator).requires_grad_()
     y = torch.rand(images, 10, generator=generator).softmax(-1).requires_grad_() if soft else torch.arange(images)
-    weights = (uniform_weights(images, data_size) * torch.tensor([0.5, 1.0, 1.5])).requires_grad_(soft)
+    weights = (uniform_weights(images, data_size) * torch.linspace(0.5, 1.5, images)).requires_grad_(soft)
     points = Points(x, y, weights, {"step_size": eta})
     real = RealData(torch.randn(20, 3, 8, 8, generator=generator), torch.arange(20) % 10, lambda images: images)
     learned = {"images": x, "step size": eta} | ({"labels": y, "weights": weights} if soft else {})

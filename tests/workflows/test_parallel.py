@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
+from multiprocessing import Pipe
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,19 @@ def test_a_killed_process_costs_its_unit_a_second_try_and_the_others_nothing(tmp
         assert [attempts(tmp_path, number) for number in range(6)] == [1, 2, 1, 1, 1, 1]
         with pytest.raises(InputError, match="not negative"):
             list(mapper(partial(squared, log=tmp_path), [7, -1, 8]))
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_process_that_nobody_waits_for_ends_without_a_word(asked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command may go, as with a full disk, before or while a unit is computed."""
+    monkeypatch.setattr(parallel, "see_only", lambda device: None)
+    monkeypatch.setattr(parallel.signal, "signal", lambda *_: None)
+    ours, theirs = Pipe()
+    if asked:
+        ours.send((True, abs))
+        ours.send((False, -1))
+    ours.close()
+    parallel._serve(theirs, "cpu", torch.get_num_threads())
 
 
 def test_a_loss_that_nobody_takes_on_is_an_error() -> None:

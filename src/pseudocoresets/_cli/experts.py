@@ -16,6 +16,7 @@ from pseudocoresets.core.devices import threads_for
 from pseudocoresets.data import load_dataset
 from pseudocoresets.models.networks import require_network
 from pseudocoresets.sources.experts import ExpertSettings, train_experts
+from pseudocoresets.workflows.estimate import require_feasible_experts
 from pseudocoresets.workflows.plan import budget_of, expert_settings, require_dataset
 
 
@@ -65,11 +66,13 @@ def experts(
     place = o.place_of(context, device)
     data = load_dataset(dataset, data_dir)
     data = data if budget is None else data.publicly_normalised()
+    count = chosen.expert_count if count is None else count
+    require_feasible_experts(network, count, settings.epochs, data, out, place.device)
     with threads_for(data.shape):
         trained = train_experts(
             data,
             network,
-            chosen.expert_count if count is None else count,
+            count,
             out=out,
             population=population,
             device=place.device,

@@ -71,8 +71,8 @@ class Descent:
 
         def view(points: Points) -> Points:
             if subset is not None:
-                raised = count / len(subset) * points.weights[subset]
-                points = replace(points, x=points.x[subset], y=points.y[subset], weights=raised)
+                x, y, weights = (chosen_rows(each, subset) for each in (points.x, points.y, points.weights))
+                points = replace(points, x=x, y=y, weights=count / len(subset) * weights)
             return points if augment is None else replace(points, x=augment(points.x))
 
         return view
@@ -87,6 +87,11 @@ class Descent:
         total = self.potentials(points, view, theta).sum()
         (gradient,) = torch.autograd.grad(total, theta, create_graph=differentiable)
         return gradient
+
+
+def chosen_rows(points: Tensor, index: Tensor) -> Tensor:
+    """Rows (*index.shape, ...) of ``points``; unlike ``points[index]``, its gradient can be captured on a GPU."""
+    return points.index_select(0, index.flatten()).view(*index.shape, *points.shape[1:])
 
 
 def draw_subsets(steps: int, count: int, size: int, randomness: Randomness) -> Tensor | None:

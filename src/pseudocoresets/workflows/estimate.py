@@ -36,10 +36,23 @@ def require_feasible(plan: Plan, data: Dataset, experts_folder: str | Path, devi
     points = plan.construction.ipc * len(data.classes)
     seen = float(points) * (sampling.chains * sampling.steps + plan.construction.iterations)
     if plan.needs_experts():
-        wanted = NUMBER_BYTES * size * plan.expert_count * (experts.epochs + 1)
-        _require_disk(wanted, plan.expert_count, Path(experts_folder))
+        _require_disk(size, plan.expert_count, experts.epochs, Path(experts_folder))
         seen += float(plan.expert_count) * experts.epochs * len(data.train)
-    years = OPERATIONS * size * seen / FASTEST.get(device.type, FASTEST["cuda"]) / LONGEST
+    _require_time(size * seen, device)
+
+
+def require_feasible_experts(
+    network: str, count: int, epochs: int, data: Dataset, folder: Path, device: torch.device
+) -> None:
+    """The same for experts alone."""
+    size = build_network(network, data.shape, len(data.classes)).size
+    _require_disk(size, count, epochs, folder)
+    _require_time(float(size) * count * epochs * len(data.train), device)
+
+
+def _require_time(passes: float, device: torch.device) -> None:
+    """``passes``: how often a parameter meets a datum."""
+    years = OPERATIONS * passes / FASTEST.get(device.type, FASTEST["cuda"]) / LONGEST
     if years > 1:
         raise InputError(
             f"This would take more than {years:,.0f} years on any such device; ask for fewer steps, chains, iterations "
@@ -47,8 +60,9 @@ def require_feasible(plan: Plan, data: Dataset, experts_folder: str | Path, devi
         )
 
 
-def _require_disk(wanted: float, count: int, folder: Path) -> None:
+def _require_disk(size: int, count: int, epochs: int, folder: Path) -> None:
     """What is in the store already counts as room."""
+    wanted = NUMBER_BYTES * size * count * (epochs + 1)
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     stored = sum(path.stat().st_size for path in folder.glob("expert-*.safetensors"))
     free = shutil.disk_usage(existing).free + stored

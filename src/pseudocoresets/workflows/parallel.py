@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import torch
 
@@ -294,12 +294,15 @@ def _serve(connection: Connection, device: str, threads: int) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     see_only(device)
     torch.set_num_threads(threads)
+    with suppress(EOFError, ConnectionError):  # nobody waits for results any more
+        work_off(connection)
+
+
+def work_off(connection: Connection) -> NoReturn:
+    """Do what is asked for, until nobody asks."""
     function: Callable[[Any], Any] | None = None
     while True:
-        try:
-            is_function, message = connection.recv()
-        except EOFError:
-            return
+        is_function, message = connection.recv()
         if is_function:
             function = message
         elif function is not None:

@@ -88,10 +88,18 @@ def by_loops(x: Tensor, z: Tensor, blocks: tuple[Block, ...]) -> float:
 
 @pytest.mark.parametrize(
     ("blocks", "side"),
-    [((Block(), Block()), 4), ((Block(), Block(pooled=False)), 5), ((Block(padding=3), Block()), 4)],
+    [
+        ((Block(), Block()), 4),
+        ((Block(), Block(pooled=False)), 5),
+        ((Block(padding=3), Block()), 4),
+        ((Block(pooled=False), Block(), Block()), 7),
+    ],
 )
 def test_kernel_is_that_of_the_recursions_number_by_number(blocks: tuple[Block, ...], side: int) -> None:
-    """With pooling, without, with an edge that pooling drops, and with the wide padding of 28 x 28 images."""
+    """With pooling, without, with an edge that pooling drops, and with the wide padding of 28 x 28 images.
+
+    The last looks at fewer distances than there are.
+    """
     kernel, x, z = InfiniteConvNet(blocks), images(2, side=side), images(1, side=side, seed=1)
     wanted = [by_loops(one, z[0], blocks) for one in x]
     torch.testing.assert_close(kernel.cross(x, z)[:, 0], torch.tensor(wanted, dtype=DOUBLE), rtol=1e-12, atol=0)

@@ -122,6 +122,7 @@ class AutogradGradient:
         seen = x if layout.chains == 1 else x.contiguous()  # vmap has no group norm of channels-last images
         with torch.enable_grad():
             terms = -factors * categorical_log_likelihood(layout.network.population_logits(leaves, seen), y)
-        found = torch.autograd.grad(terms.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True)
+            total = terms.sum()
+        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
         layout.flatten(dict(zip(leaves, found, strict=True)), gradient)
         energies.view(-1, layout.chains).copy_(terms.detach().T)

@@ -11,7 +11,7 @@ from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import AdjointState, Motion
 from pseudocoresets.data.augmentation import Transformation
-from pseudocoresets.gradients.descent import Descent, draw_subsets
+from pseudocoresets.gradients.descent import Descent, chosen_rows, draw_subsets
 from pseudocoresets.gradients.learned import LEARNED_STEP_SIZE
 
 
@@ -23,7 +23,9 @@ class Block(NamedTuple):
 
     def of(self, points: Tensor, steps: int) -> Tensor:
         """Rows of ``points`` for each step: (steps, count, ...)."""
-        return points.expand(steps, *points.shape) if self.subsets is None else points[self.subsets]
+        if self.subsets is None:
+            return points.expand(steps, *points.shape)
+        return chosen_rows(points, self.subsets)
 
     def images(self, points: Tensor, steps: int) -> Tensor:
         """The same, augmented."""

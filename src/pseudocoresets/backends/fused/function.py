@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends.fused.chains import cudnn_benchmark, replay
+from pseudocoresets.backends.fused.chains import cudnn_benchmark
 
 WARM_UPS = 2
 
@@ -19,7 +19,8 @@ def value_and_gradients(
     wanted = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
     with torch.enable_grad():
         value = function(**tensors)
-    found = torch.autograd.grad(value.sum(), list(wanted.values()))
+        total = value.sum()
+    found = torch.autograd.grad(total, list(wanted.values()))
     return value.detach(), dict(zip(wanted, found, strict=True))
 
 
@@ -36,14 +37,16 @@ class CapturedFunction:
         self._graph = self._capture()
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Copies of the value and of the gradients at other tensors."""
+        """Copies of the value and of the gradients at other tensors; within a larger capture, a part of that."""
+        if self._graph is not None and torch.cuda.is_current_stream_capturing():
+            return value_and_gradients(self._function, tensors)
         with torch.no_grad():
             for name, tensor in self._inputs.items():
                 tensor.copy_(tensors[name])
         if self._graph is None:
             self._work()
         else:
-            replay(self._graph, self._work)
+            self._graph.replay()
         return self._value.clone(), {name: gradient.clone() for name, gradient in self._gradients.items()}
 
     def _work(self) -> None:
