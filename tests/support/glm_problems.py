@@ -35,7 +35,8 @@ class GlmProblem:
         """KL(full || coreset) by importance sampling with independent draws, and its standard error.
 
         E_pi[l - l_u] + log Z_u - log Z where the posteriors are apart, and with log E_pi[exp(l_u - l)] for the last two
-        terms where they overlap; in closed form for a linear model.
+        terms where they overlap; in closed form for a linear model. No divergence is negative: an estimate that is has
+        at least that error.
         """
         try:
             near = fit_gaussian(self.model, points)
@@ -53,7 +54,8 @@ class GlmProblem:
             return value, math.sqrt(2 / DRAWS) * 3 * value + 1e-6
         _, own_weights, own_evidence = _weighted(self.model, near, points, 2)
         spread = float((weights @ (gap - mean).square()) / _worth(weights)) ** 0.5
-        return float(mean) + own_evidence - evidence, spread + 1 / _worth(own_weights) ** 0.5
+        value = float(mean) + own_evidence - evidence
+        return value, max(spread + 1 / _worth(own_weights) ** 0.5, -value)
 
 
 def glm_problem(family: str, trait: str, n: int, d: int, seed: int) -> GlmProblem:
