@@ -20,7 +20,7 @@ from pseudocoresets.sources.gaussian_fit import GaussianFit, fit_gaussian
 
 FAMILIES = ("linear", "logistic", "poisson")
 TRAITS = ("plain", "separable", "imbalanced", "collinear", "heavy-tailed", "large counts")
-DRAWS, DEGREES = 8000, 5
+DRAWS, DEGREES, FEWEST_WORTH = 8000, 5, 100
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class GlmProblem:
 
         E_pi[l - l_u] + log Z_u - log Z where the posteriors are apart, and with log E_pi[exp(l_u - l)] for the last two
         terms where they overlap; in closed form for a linear model. No divergence is negative: an estimate that is has
-        at least that error.
+        at least that error. The error is infinite where too few of the draws count, as of twenty counts and as many
+        parameters.
         """
         try:
             near = fit_gaussian(self.model, points)
@@ -55,6 +56,8 @@ class GlmProblem:
         _, own_weights, own_evidence = _weighted(self.model, near, points, 2)
         spread = float((weights @ (gap - mean).square()) / _worth(weights)) ** 0.5
         value = float(mean) + own_evidence - evidence
+        if min(_worth(weights), _worth(own_weights)) < FEWEST_WORTH:
+            return value, math.inf
         return value, max(spread + 1 / _worth(own_weights) ** 0.5, -value)
 
 
