@@ -47,10 +47,11 @@ class GlmProblem:
             return float(kl_divergence(self.fit.gaussian, near)), 1e-6
         full = all_points(self.rows)
         theta, weights, evidence = _weighted(self.model, self.fit.gaussian, full, 1)
+        theta, weights = theta[weights > 0], weights[weights > 0]
         gap = _likelihood(self.model, theta, full) - _likelihood(self.model, theta, points)
         mean = weights @ gap
         onward = torch.exp(weights.log() + mean - gap)
-        if _worth(onward / onward.sum()) > 0.2 * len(theta):
+        if _worth(onward / onward.sum()) > 0.2 * DRAWS:
             value = float(torch.log(onward.sum()))
             return value, math.sqrt(2 / DRAWS) * 3 * value + 1e-6
         _, own_weights, own_evidence = _weighted(self.model, near, points, 2)

@@ -142,10 +142,13 @@ class Yardstick:
     def _by_ratios(
         self, theta: Tensor, log_density: Callable[[Tensor], Tensor], likelihood: Callable[[Tensor], Tensor]
     ) -> WeightedDraws:
-        log_likelihood = likelihood(theta)
+        log_likelihood, count = likelihood(theta), len(theta)
+        possible = torch.isfinite(log_likelihood)
+        if bool(possible.any()):
+            theta, log_likelihood = theta[possible], log_likelihood[possible]
         ratios = log_likelihood + self.model.log_prior(theta) - log_density(theta)
         weights = pareto_smoothed(ratios)
-        log_evidence = torch.logsumexp(ratios, 0) - math.log(len(theta))
+        log_evidence = torch.logsumexp(ratios, 0) - math.log(count)
         return WeightedDraws(theta, log_likelihood, weights.log_weights, log_evidence, weights.k)
 
 
