@@ -14,7 +14,7 @@ Every coreset is scored by importance sampling with draws that no construction h
 in closed form for linear models). `verdict` holds, per problem and size, the medians over seeds, whether the best of
 ours with most seeds is no worse than the best of the peer's, and the largest ratio of a checked method to the best of
 ours that need no cleverness (uniform, Frank-Wolfe, GIGA), of which 1.1 is allowed: of medians over the seeds that the
-method has, and of single seeds. A thousandth of a nat is added to both, so that what is smaller counts as equal. What
+method has, and of single seeds. Divergences below a thousandth of a nat count as equal. What
 the peer cannot do is infinite; a construction of ours that takes longer than `--limit` is left out and counted. The
 file is written after every cell, and a cell that it already holds is not measured again; each says which of the `runs`
 it comes from.
@@ -363,8 +363,10 @@ def verdict(cells: dict[str, Any], size: str) -> dict[str, Any] | None:
     }
     ours, peer = found.get("ours", {}), found.get("peer", {})
     simple = [ours[name] for name in SIMPLE if name in ours]
-    checked = {name: values for name, values in ours.items() if name not in SIMPLE and values}
-    if not checked or not simple:
+    seeds = set.intersection(*(set(each) for each in simple)) if simple else set()
+    both = {name: {s: v for s, v in found.items() if s in seeds} for name, found in ours.items() if name not in SIMPLE}
+    checked = {name: values for name, values in both.items() if values}
+    if not checked:
         return None
     ratios = {name: ratio(values, simple) for name, values in checked.items()}
     one_seed = {name: max(ratio({s: v}, simple) for s, v in values.items()) for name, values in checked.items()}
@@ -392,7 +394,7 @@ def measured(cells: dict[str, Any]) -> dict[str, float]:
 def ratio(values: dict[str, float], simple: list[dict[str, float]]) -> float:
     """The median of a method over that of the best simple one, over the seeds that the method has."""
     of_simple = min(statistics.median(each[seed] for seed in values) for each in simple)
-    return (statistics.median(values.values()) + EQUAL) / (of_simple + EQUAL)
+    return max(statistics.median(values.values()), EQUAL) / max(of_simple, EQUAL)
 
 
 def judge(problem: dict[str, Any]) -> None:
@@ -440,7 +442,7 @@ def more_points(problems: dict[str, Any]) -> dict[str, Any]:
             known = [(int(size), measured(cells)) for size, cells in by_size.items()]
             enough = sorted((size, statistics.median(each.values())) for size, each in known if len(each) > 2)
             for (_, fewer), (_, more) in itertools.pairwise(enough):
-                ratios.setdefault(method, []).append((more + EQUAL) / (fewer + EQUAL))
+                ratios.setdefault(method, []).append(max(more, EQUAL) / max(fewer, EQUAL))
     return {
         method: {"pairs": len(each), "worse": sum(ratio > 1.1 for ratio in each), "largest_ratio": max(each)}
         for method, each in ratios.items()

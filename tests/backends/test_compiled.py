@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.driver import driver  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
-from pseudocoresets.backends.fused import adjoint, blocks, chip, head  # noqa: E402
+from pseudocoresets.backends.fused import adjoint, blocks, chip, first_block, head  # noqa: E402
 from pseudocoresets.backends.fused.augmentation import Transformed  # noqa: E402
 from pseudocoresets.backends.fused.convnet import EnergyGradient  # noqa: E402
 from pseudocoresets.backends.fused.first_block import patches_of  # noqa: E402
@@ -43,6 +43,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         get_current_stream=lambda device: 0,
     )
     monkeypatch.setattr(driver, "_active", device)
+    monkeypatch.setattr(first_block, "shared_memory", lambda device: SHARED_MEMORY[capability])
     names: set[str] = set()
     run = JITFunction.run
 
@@ -62,7 +63,7 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def launch_gradients(images: int, chains: int) -> None:
-    """Both gradients of a ConvNet's energy in bfloat16, and one step."""
+    """Both gradients of a ConvNet's energy in bfloat16, one step, and the features of its layers."""
     shape = (3, 32, 32)
     layout = layout_of(build_network("convnet:depth=2,width=128", shape, 10))
     assert layout is not None
@@ -74,6 +75,8 @@ def launch_gradients(images: int, chains: int) -> None:
     energies, factors, dx = zeros(images * chains), zeros(images), zeros(images, *shape)
     workspace.accumulate(theta, compact, patches, zeros(images, 10), factors, gradient, energies, dx)
     head.update(theta, velocity, gradient, compact, zeros(4), zeros(1, dtype=torch.int64), 1)
+    features = workspace.features(theta, compact, patches, of_layers=True)
+    workspace.feature_gradient(theta, compact, patches, features)
 
 
 def launch_adjoint(chains: int) -> None:
@@ -117,10 +120,13 @@ def test_every_kernel_compiles_and_fits(compiled: set[str]) -> None:
 
 def test_a_smaller_chip_gets_larger_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half the multiprocessors are as full with half the values: bounds between tiles are those of the H200."""
-    properties = SimpleNamespace(multi_processor_count=chip.MEASURED_ON // 2)
+    properties = SimpleNamespace(
+        multi_processor_count=chip.MEASURED_ON // 2, shared_memory_per_multiprocessor=164 * 1024
+    )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     small = torch.device("cuda", 99)
     assert chip.spread_over_chip(5000, META) == 5000
     assert chip.spread_over_chip(5000, small) == 10_000
+    assert (chip.shared_memory(META), chip.shared_memory(small)) == (99 * 1024, 163 * 1024)
     sizes = [blocks._channel_block(chip.spread_over_chip(5000, device), 128, 8) for device in (META, small)]
     assert sizes[0] < sizes[1]

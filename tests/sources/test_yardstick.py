@@ -14,7 +14,7 @@ from pseudocoresets.core.points import Points, Rows
 from pseudocoresets.core.targets import all_points
 from pseudocoresets.methods import Giga, Uniform, row_problem
 from pseudocoresets.models import PoissonRegression
-from pseudocoresets.sources.gaussian_fit import fit_gaussian
+from pseudocoresets.sources.gaussian_fit import expected_log_joint, fit_gaussian
 from pseudocoresets.sources.yardstick import Yardstick
 
 
@@ -41,6 +41,16 @@ def test_posteriors_that_are_a_prior_cut_off_agree_with_quadrature(count: float)
     other = (model.log_likelihood(grid, points.x, points.y) @ points.weights + model.log_prior(grid)).log_softmax(0)
     exact = float(full.exp() @ (full - other))
     assert Yardstick(model, rows, fit_gaussian(model, rows)).divergence(points) == pytest.approx(exact, rel=0.1)
+
+
+def test_the_nearest_gaussian_of_a_weak_count_under_a_wide_prior_is_stationary() -> None:
+    """A hundredth of one count leaves a posterior as wide as the prior, under which its rate has no bound."""
+    model = PoissonRegression(2, 10.0)
+    points = Points(*(torch.tensor(each).double() for each in ([[1.0, -0.4]], [46.0], [0.008])))
+    found = fit_gaussian(model, points)
+    joint = expected_log_joint(model, found, points)
+    torch.testing.assert_close(found.covariance @ -joint.hessian, torch.eye(2).double(), rtol=0, atol=1e-3)
+    torch.testing.assert_close(found.factor.T @ joint.gradient, torch.zeros(2).double(), rtol=0, atol=1e-3)
 
 
 def test_is_the_closed_form_for_gaussian_posteriors() -> None:

@@ -20,7 +20,7 @@ from pseudocoresets.sources.gaussian_fit import GaussianFit, fit_gaussian
 
 FAMILIES = ("linear", "logistic", "poisson")
 TRAITS = ("plain", "separable", "imbalanced", "collinear", "heavy-tailed", "large counts")
-DRAWS, DEGREES = 8000, 5
+DRAWS, DEGREES, FEWEST_WORTH = 8000, 5, 100
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ class GlmProblem:
         """KL(full || coreset) by importance sampling with independent draws, and its standard error.
 
         E_pi[l - l_u] + log Z_u - log Z where the posteriors are apart, and with log E_pi[exp(l_u - l)] for the last two
-        terms where they overlap; in closed form for a linear model.
+        terms where they overlap; in closed form for a linear model. No divergence is negative: an estimate that is has
+        at least that error. The error is infinite where too few of the draws count, as of twenty counts and as many
+        parameters.
         """
         try:
             near = fit_gaussian(self.model, points)
@@ -45,15 +47,19 @@ class GlmProblem:
             return float(kl_divergence(self.fit.gaussian, near)), 1e-6
         full = all_points(self.rows)
         theta, weights, evidence = _weighted(self.model, self.fit.gaussian, full, 1)
+        theta, weights = theta[weights > 0], weights[weights > 0]
         gap = _likelihood(self.model, theta, full) - _likelihood(self.model, theta, points)
         mean = weights @ gap
         onward = torch.exp(weights.log() + mean - gap)
-        if _worth(onward / onward.sum()) > 0.2 * len(theta):
+        if _worth(onward / onward.sum()) > 0.2 * DRAWS:
             value = float(torch.log(onward.sum()))
             return value, math.sqrt(2 / DRAWS) * 3 * value + 1e-6
         _, own_weights, own_evidence = _weighted(self.model, near, points, 2)
         spread = float((weights @ (gap - mean).square()) / _worth(weights)) ** 0.5
-        return float(mean) + own_evidence - evidence, spread + 1 / _worth(own_weights) ** 0.5
+        value = float(mean) + own_evidence - evidence
+        if min(_worth(weights), _worth(own_weights)) < FEWEST_WORTH:
+            return value, math.inf
+        return value, max(spread + 1 / _worth(own_weights) ** 0.5, -value)
 
 
 def glm_problem(family: str, trait: str, n: int, d: int, seed: int) -> GlmProblem:

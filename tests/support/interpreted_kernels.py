@@ -436,7 +436,7 @@ def check_matching(soft: bool, blocks: int, points_per_step: int) -> dict[str, f
     """Two chains over one block or several, against the same differences on the plain path."""
     network = build_network("convnet:depth=1,width=16", (3, 8, 8), 10)
     draw = Draw(network.initialise(0, 2), network.initialise(1, 2))
-    method = Wasserstein(steps=4, chains=2, points_per_step=points_per_step)
+    method = Wasserstein(steps=2, chains=2, points_per_step=points_per_step)
     return both_paths(
         network,
         lambda points, problem: method.match(points, problem, draw, Randomness.for_purpose(0)),
@@ -498,15 +498,14 @@ if __name__ == "__main__":
         "augmentation": [check_augmentation((3, 8, 8), mixed=False), check_augmentation((1, 6, 10), mixed=True)],
         "kinds": [check_kinds(mixed=True), check_kinds(mixed=False)],
         "gradients": [
-            check((3, 16, 16), 2, 10, 5, soft=False),
+            check((3, 16, 16), 2, 10, 3, soft=False),
             check((1, 28, 28), 3, 10, 2, soft=True),
             check((3, 8, 8), 2, 20, 3, soft=False),
         ],
         "mean energies": check_mean_energies(),
         "chains": [
-            check_chains(CONVNET, shared, soft, 0.8 if shared == soft else 0.0)
-            for shared in (True, False)
-            for soft in (True, False)
+            check_chains(CONVNET, shared=True, soft=True, momentum=0.8),
+            check_chains(CONVNET, shared=False, soft=False, momentum=0.0),
         ],
         "chains by autograd": [check_chains(each, soft, soft, 0.8) for each in OTHERS for soft in (True, False)],
         "run_chain": [

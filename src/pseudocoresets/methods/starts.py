@@ -34,6 +34,8 @@ START_NEAR = 0.5
 """Nats below which a short search for a start has not lost a direction."""
 START_ENOUGH = 1e-3
 """Nats below which a start is left to the method that asked for it."""
+SHARPENED_BELOW = 1.0
+"""Nats above which draws of pi say too little about pi_u."""
 SHARPENING_ROUNDS, SHARPENING_STEPS = 8, 100
 WORTH_A_ROUND = 0.97
 """The share of a divergence that a round must leave at most for another one to be worth its time."""
@@ -108,16 +110,18 @@ def split_to(points: Points, size: int) -> Points:
 
 
 def sharpened(problem: Problem, form: Parameterisation, free: Tensor) -> Tensor:
-    """Go on to the least KL(pi || pi_u) over weighted draws of pi (``Yardstick.near``), where pi_u overlaps with pi.
+    """Go on to the least KL(pi || pi_u) over weighted draws of pi (``Yardstick.near``), where pi_u is near pi.
 
     A Gaussian fit cannot see the shape of a posterior that is none. Rounds of L-BFGS go on while other draws than those
     that they use find the divergence lower.
     """
     yardstick = yardstick_of(problem)
-    draws, here = yardstick.learning, points_of(form, free)
-    if draws is None or yardstick.judging is None or not yardstick.overlaps(here, draws):
+    draws = yardstick.learning
+    if draws is None or yardstick.judging is None:
         return free
-    best = yardstick.divergence(here)
+    best = yardstick.divergence(points_of(form, free))
+    if best > SHARPENED_BELOW:
+        return free
     for _ in range(SHARPENING_ROUNDS):
         proposal, _ = minimise(form, free, lambda points: yardstick.near(points, draws), SHARPENING_STEPS)
         there = yardstick.divergence(points_of(form, proposal))

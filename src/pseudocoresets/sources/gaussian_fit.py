@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from pseudocoresets.sources.yardstick import Yardstick
 
 MORE_STARTS = 3
+MOST_CURVED, MOST_QUARTERS = 10.0, 20
+"""How many times more curved than a Gaussian a posterior may be on average where a search begins, and how many times
+the covariance is divided by four till it is not."""
 ROUNDING = 16 * torch.finfo(torch.float64).eps
 """Relative error of a sum over very many data."""
 POINT_SCALE = 1e-4
@@ -157,6 +160,9 @@ def fit_gaussian(
     """The Gaussian of largest ELBO; ``start`` saves the search for the mode.
 
     S_new^-1 = (1 - t) S^-1 + t E_q[grad^2 U],  mu_new = mu - t S_new E_q[grad U],   t = 1, 1/2, ... till the ELBO rises
+
+    tr(S E_q[grad^2 U]) is the number of parameters at the end and for a Gaussian posterior; a start where it is far
+    larger is made narrower first, because the first step would leave almost no width.
     """
     q = start
     if model.has_gaussian_posterior:
@@ -164,6 +170,11 @@ def fit_gaussian(
     if q is None:
         q = _first_mode(model, data)
     here = expected_log_joint(model, q, data)
+    for _ in range(MOST_QUARTERS):
+        if float((q.covariance * -here.hessian).sum()) < MOST_CURVED * model.size:
+            break
+        q = Gaussian(q.mean, q.covariance / 4)
+        here = expected_log_joint(model, q, data)
     bound = here.value + q.entropy
     for _ in range(steps):
         proposal = _raise_bound(model, data, q, here, bound)

@@ -9,8 +9,8 @@ Draws of the Gaussian q nearest to pi, with Pareto-smoothed importance weights, 
 small relative error where pi covers pi_u, because the noise of its two terms cancels; the second finds Z_u by draws of
 the Gaussian q_u nearest to pi_u. Where the weights of these draws have a heavy tail, broader ones are tried: half of
 Student's t distribution around the Gaussian and half of the prior, which a posterior of few points often is but for
-some half-spaces. Where that does not help, or there are too many data or parameters, KL(q || q_u) has to do; where all
-posteriors are Gaussian it is exact.
+some half-spaces. Where that does not help, where a divergence would be negative, and where there are too many data or
+parameters, KL(q || q_u) has to do; where all posteriors are Gaussian it is exact.
 """
 
 from __future__ import annotations
@@ -107,12 +107,6 @@ class Yardstick:
         """E_pi[Delta] + log E_pi[exp(-Delta)] over these draws, differentiable in the points."""
         return _near(draws.log_weights, draws.log_likelihood - log_likelihoods(self.model, draws.theta, points))
 
-    def overlaps(self, points: Points, draws: WeightedDraws) -> bool:
-        """Whether :meth:`near` can be trusted."""
-        with torch.no_grad():
-            gap = draws.log_likelihood - log_likelihoods(self.model, draws.theta, points)
-        return near_divergence(draws.log_weights, gap) is not None
-
     def _divergence(self, points: Points) -> float:
         draws = self.judging
         if draws is None:
@@ -124,7 +118,7 @@ class Yardstick:
         nearest = fit_gaussian(self.model, points)
         own = self._weighted(nearest, lambda theta: log_likelihoods(self.model, theta, points), DRAWS, self.seed)
         value = float(draws.log_weights.exp() @ gap + own.log_evidence - draws.log_evidence)
-        return value if own.trusted else max(value, float(kl_divergence(self.q, nearest)))
+        return value if own.trusted and value > 0 else max(value, float(kl_divergence(self.q, nearest)))
 
     def _drawn(self, stream: int) -> WeightedDraws | None:
         if self.model.has_gaussian_posterior or not self.draws:
@@ -148,10 +142,13 @@ class Yardstick:
     def _by_ratios(
         self, theta: Tensor, log_density: Callable[[Tensor], Tensor], likelihood: Callable[[Tensor], Tensor]
     ) -> WeightedDraws:
-        log_likelihood = likelihood(theta)
+        log_likelihood, count = likelihood(theta), len(theta)
+        possible = torch.isfinite(log_likelihood)
+        if bool(possible.any()):
+            theta, log_likelihood = theta[possible], log_likelihood[possible]
         ratios = log_likelihood + self.model.log_prior(theta) - log_density(theta)
         weights = pareto_smoothed(ratios)
-        log_evidence = torch.logsumexp(ratios, 0) - math.log(len(theta))
+        log_evidence = torch.logsumexp(ratios, 0) - math.log(count)
         return WeightedDraws(theta, log_likelihood, weights.log_weights, log_evidence, weights.k)
 
 

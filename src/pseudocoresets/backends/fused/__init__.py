@@ -1,6 +1,7 @@
-"""The fast backend on a GPU: what it computes is what the plain one computes, in bfloat16 and in few launches.
+"""The fast backend on a GPU: what it computes is what the plain one computes, in few launches.
 
-It applies to ConvNets of instance norm, ReLU and average pooling, and needs Triton; everything else goes the plain way.
+ConvNets of instance norm, ReLU and average pooling have kernels of their own, in bfloat16; steps of other networks, and
+potentials for samplers that accept or reject, are captured as they are. It needs Triton.
 """
 
 from pseudocoresets.backends.fused.backend import FusedBackend

@@ -38,11 +38,6 @@ class AutogradLayout:
         """Of all parameter sets together."""
         return self.network.size * self.chains
 
-    @property
-    def signature(self) -> str:
-        """Equal for layouts of the same function."""
-        return self.network.fingerprint
-
     def to(self, device: torch.device) -> AutogradLayout:
         return replace(self, order=self.order.to(device), inverse=self.inverse.to(device))
 

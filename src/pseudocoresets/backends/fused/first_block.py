@@ -27,11 +27,14 @@ import triton.language as tl
 from torch import Tensor
 
 from pseudocoresets.backends.fused.blocks import EPSILON, slope_of_gradient, slope_of_norm, window_pixel
-from pseudocoresets.backends.fused.chip import spread_over_chip
+from pseudocoresets.backends.fused.chip import shared_memory, spread_over_chip
 from pseudocoresets.backends.fused.layout import Layout
 
 FOLDED_PIXELS = 256
 UNFOLDED_ROWS = 64
+MOST_CHANNELS, FEWER_CHANNELS = 128, 32
+SHARED_MEMORY_OF_ACTIVATIONS = 160 * 1024
+"""Bytes that a program of the most channels needs where activations have gradients of their own; 116 to 132 KiB."""
 
 
 @dataclass(frozen=True)
@@ -384,7 +387,9 @@ def first_block_backward(
 ) -> None:
     """Add to dgamma, dbeta and, if wanted, to dW (channels, 3, 3, inputs); write dx, of any strides, if wanted."""
     images, channels, pooled_side = gradient.shape[:3]
-    tile = _tile(spread_over_chip(images * channels, weight.device), channels, pooled_side)
+    fits = dactivation is None or shared_memory(weight.device) >= SHARED_MEMORY_OF_ACTIVATIONS
+    values = spread_over_chip(images * channels, weight.device)
+    tile = _tile(values, channels, pooled_side, MOST_CHANNELS if fits else FEWER_CHANNELS)
     lines = torch.empty_like(statistics) if dx is not None else statistics
     shape = (patches.inputs, _taps(patches.inputs), channels, pooled_side)
     strides = (gradient.stride(0), gradient.stride(1), gradient.stride(3))
@@ -413,10 +418,10 @@ def _taps(inputs: int) -> int:
     return int(max(16, triton.next_power_of_2(9 * inputs + 1)))
 
 
-def _tile(values: int, channels: int, pooled_side: int) -> Tile:
+def _tile(values: int, channels: int, pooled_side: int, most_channels: int = MOST_CHANNELS) -> Tile:
     """Many channels, which share the patches, but enough programs to fill the chip."""
     most = 16 if values < 8192 else 64 if values < 32768 else 128
-    block = min(most, channels & -channels)
+    block = min(most, most_channels, channels & -channels)
     rows = max(16, min(32 if block == 128 else 64, pooled_side * pooled_side))
     return Tile(rows, block, 4)
 

@@ -19,7 +19,7 @@ from pseudocoresets.methods.lbfgs import Objective
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.methods.selection.uniform import draw_indices
 from pseudocoresets.methods.selection.vectors import LikelihoodVectors, likelihood_vectors
-from pseudocoresets.methods.solver import Solver, full_data, smooth_model
+from pseudocoresets.methods.solver import Solver, full_data, nearest_gaussian, smooth_model
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.sources.gaussian_fit import expected_log_joint, fit_gaussian
 
@@ -52,7 +52,8 @@ class WeightSearch:
 
     The gradient of KL(pi_w || pi) is -Cov_w[f_i, f - f_w] and its natural-gradient step leads to
         v = argmin_{v >= 0} Var_w[f - f_v],   w <- (1 - t) w + t v,   t = 1, 1/2, 1/4, ... until the divergence falls,
-    with pi_w by its nearest Gaussian, found anew after every step.
+    with pi_w by its nearest Gaussian, found anew after every step. Under a wide prior Poisson rates vary without bound;
+    then q, the Gaussian nearest to the full posterior, takes the place of pi_w.
     """
 
     def __init__(self, problem: Problem, seed: int, indices: Tensor | None = None) -> None:
@@ -101,11 +102,12 @@ class WeightSearch:
         return False
 
     def vectors(self) -> LikelihoodVectors:
-        """All log-likelihoods as vectors under the coreset's posterior."""
-        found = likelihood_vectors(self._model, self._gaussian, self._x, self._y, seed=self._seed)
-        if not bool(torch.isfinite(found.squared_norms).all()):
-            raise DivergenceError("Log-likelihoods vary without bound under so wide a posterior; narrow the prior.")
-        return found
+        """All log-likelihoods as vectors under the coreset's posterior, or under q while that is too wide for them."""
+        for gaussian in (self._gaussian, nearest_gaussian(self._problem)):
+            found = likelihood_vectors(self._model, gaussian, self._x, self._y, seed=self._seed)
+            if bool(torch.isfinite(found.squared_norms).all()):
+                return found
+        raise DivergenceError("Log-likelihoods vary without bound under this posterior; narrow the prior.")
 
     def coreset(self, drop: bool = True) -> Points:
         """The points with their weights; ``drop`` leaves out those that weigh nothing."""
