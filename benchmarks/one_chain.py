@@ -1,12 +1,13 @@
 """How good can one chain be? Long constructions by `bptt`, and samplers of finished coresets, on held-out data.
 
     python benchmarks/one_chain.py grow noise-40-400 --data-dir .data --seconds 400 --out grow.jsonl
-    python benchmarks/one_chain.py samplers --only cifar10 --data-dir .data --out samplers.jsonl
+    python benchmarks/one_chain.py samplers --dataset cifar10 --data-dir .data --out samplers.jsonl
+    python benchmarks/one_chain.py uses cifar10-ipc1-best.safetensors --data-dir .data --out uses.jsonl
 
 ``grow`` learns images on nine tenths of the training data and judges them on the last tenth every ``--every``
 iterations; ``samplers`` samples the recorded coresets, which were made on the same nine tenths, in several ways. Each
 line of the output is one way to sample one coreset: the mean accuracy of single chains, and of all of them averaged.
-Test data are not read.
+Test data are not read but by ``uses``, which samples a finished coreset as others would, and chooses nothing.
 """
 
 from __future__ import annotations
@@ -152,26 +153,51 @@ def sweep(name: str, data: Dataset, ipcs: list[int]) -> Iterator[dict[str, Any]]
             yield {"coreset": f"{name} {ipc}", **sampling, **found, "seconds": round(time.monotonic() - began, 1)}
 
 
+USES: tuple[dict[str, Any], ...] = (
+    {"step_size": 0.05},
+    {"step_size": 0.025},
+    {"sampler": "sghmc", "step_size": 0.0125},
+    {"step_size": 0.05, "temperature": 0.1},
+    {"step_size": 0.05, "temperature": 1.0},
+    {"start": "point"},
+)
+"""Other ways to use a coreset that was learned for Langevin steps of 0.05 at a temperature of 0.01."""
+
+
+def uses(path: Path, data: Dataset, chains: int) -> Iterator[dict[str, Any]]:
+    """Every way of ``USES`` on the test data."""
+    coreset = pc.Coreset.load(path).restored(data)
+    for sampling in USES:
+        yield {"coreset": path.name, **sampling, **judged(coreset, data, chains=chains, samples=2, **sampling)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    growing, sampling = commands.add_parser("grow"), commands.add_parser("samplers")
+    growing, sampling, using = (commands.add_parser(name) for name in ("grow", "samplers", "uses"))
     growing.add_argument("variant", choices=VARIANTS)
     growing.add_argument("--every", type=int, default=1500, help="iterations between two judgements")
     growing.add_argument("--seconds", type=float, default=400, help="begin no further part after this time")
     growing.add_argument("--seed", type=int, default=0)
     sampling.add_argument("--dataset", default="cifar10")
     sampling.add_argument("--ipc", type=int, nargs="+", default=[1, 10, 50])
-    for one in (growing, sampling):
+    using.add_argument("coreset", type=Path)
+    using.add_argument("--dataset", default="cifar10")
+    using.add_argument("--chains", type=int, default=3)
+    for one in (growing, sampling, using):
         one.add_argument("--data-dir", type=Path, default=Path("data"))
         one.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     name = VARIANTS[options.variant].dataset if options.command == "grow" else options.dataset
-    data = load_dataset(name, options.data_dir).holding_out(0.1)
+    data = load_dataset(name, options.data_dir)
+    if options.command != "uses":
+        data = data.holding_out(0.1)
     if options.command == "grow":
         rows = grow(options.variant, data, options.every, options.seconds, options.out.parent, options.seed)
-    else:
+    elif options.command == "samplers":
         rows = sweep(name, data, options.ipc)
+    else:
+        rows = uses(options.coreset, data, options.chains)
     for row in rows:
         with options.out.open("a") as file:
             file.write(json.dumps({**row, **provenance()}) + "\n")
