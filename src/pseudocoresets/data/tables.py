@@ -356,7 +356,7 @@ def _target_values(name: str, values: Sequence[Any]) -> Array:
     except (TypeError, ValueError):
         return np.array([str(value) for value in values])
     if not np.isfinite(numbers).all():
-        raise InputError(f"Column '{name}' holds a value that is not finite; remove that row.")
+        raise InputError(f"The target '{name}' holds a value that is not finite; remove that row.")
     return numbers
 
 
