@@ -62,6 +62,11 @@ def microseconds(work: Callable[[], object], times: int = 1) -> float:
     return statistics.median(found) / times
 
 
+def printed(row: dict[str, Any]) -> dict[str, Any]:
+    print(row, flush=True)
+    return row
+
+
 def step_times() -> Iterator[dict[str, Any]]:
     """Microseconds per step."""
     network = build_network("convnet:depth=3,width=128", SHAPE, 10)
@@ -73,7 +78,7 @@ def step_times() -> Iterator[dict[str, Any]]:
             runner = CapturedChains(layout, SHAPE, chains, images, STEPS, False, shared, CUDA)
             runner.set_position(network.initialise(0, chains).to(CUDA))
             row = {"what": "chains" if shared else "experts", "chains": chains, "images": images}
-            yield {**row, "us": round(microseconds(runner._all_steps) / STEPS, 1)}
+            yield printed({**row, "us": round(microseconds(runner._all_steps) / STEPS, 1)})
     for chains, images in UNROLLED:
         trajectory = CapturedTrajectory(layout, SHAPE, chains, images, STEPS, False, CUDA)
         start = network.initialise(0, chains).to(CUDA)
@@ -84,7 +89,7 @@ def step_times() -> Iterator[dict[str, Any]]:
         trajectory.backwards(AdjointState(start, start), torch.full((chains,), 1e-2, device=CUDA))
         for what, work in (("unroll", trajectory._all_steps), ("adjoint", trajectory._all_adjoint_steps)):
             row = {"what": what, "chains": chains, "images": images}
-            yield {**row, "us": round(microseconds(work) / STEPS, 1)}
+            yield printed({**row, "us": round(microseconds(work) / STEPS, 1)})
 
 
 def norm_work(images: int, channels: int, pooled_side: int, block: int, warps: int) -> dict[str, Callable[[], object]]:
@@ -171,6 +176,19 @@ def compiled(job: tuple[str, tuple[Any, ...]]) -> str:
     return ""
 
 
+def all_tile_times(block: str | None, processes: int) -> list[dict[str, Any]]:
+    """Those of every tile that compiles, and for each case a line with the four best."""
+    jobs = [job for job in all_tiles() if block in (None, job[0])]
+    with ProcessPoolExecutor(processes, mp_context=torch.multiprocessing.get_context("spawn")) as pool:
+        failures = dict(zip(jobs, pool.map(compiled, jobs), strict=True))
+    print(*filter(None, failures.values()), sep="\n", flush=True)
+    rows = [row for job in jobs if not failures[job] for row in tile_times(*job, sizes=IMAGES)]
+    for case in sorted({(r["kernel"], r["images"], *r["tile"][:2]) for r in rows}):
+        alike = (r for r in rows if (r["kernel"], r["images"], *r["tile"][:2]) == case)
+        print(*case, [(r["tile"][2:], r["us"]) for r in sorted(alike, key=lambda r: r["us"])[:4]], flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("steps", "tiles"))
@@ -178,21 +196,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=14, help="that compile kernels before they are measured")
     parser.add_argument("--block", choices=("first", "norm"), help="the only kernels to measure tiles of")
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    if options.what == "steps":
-        for row in step_times():
-            print(row, flush=True)
-            rows.append(row)
-    else:
-        jobs = [job for job in all_tiles() if options.block in (None, job[0])]
-        with ProcessPoolExecutor(options.processes, mp_context=torch.multiprocessing.get_context("spawn")) as pool:
-            failed = {job for job, why in zip(jobs, pool.map(compiled, jobs), strict=True) if why and not print(why)}
-        for job in jobs:
-            if job not in failed:
-                rows += tile_times(*job, sizes=IMAGES)
-        for case in sorted({(r["kernel"], r["images"], *r["tile"][:2]) for r in rows}):
-            alike = (r for r in rows if (r["kernel"], r["images"], *r["tile"][:2]) == case)
-            print(*case, [(r["tile"][2:], r["us"]) for r in sorted(alike, key=lambda r: r["us"])[:4]], flush=True)
+    rows = list(step_times()) if options.what == "steps" else all_tile_times(options.block, options.processes)
     options.out.write_text(json.dumps({**provenance(), "microseconds": rows}, indent=1) + "\n")
 
 

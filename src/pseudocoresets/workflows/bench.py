@@ -138,27 +138,12 @@ class _Bench:
     def construction(self, ipc: int, chains: int = 1, steps: int | None = None) -> Measurement:
         """One iteration of contrastive divergence: expert draw, chain, two energies, gradient, image step."""
         steps = steps or self._scale.steps
-        images = 10 * ipc
-        began = time.monotonic()
-        step = self._iteration(ipc, chains, steps)
-        with PeakMemory(self._device) as memory:
-            step()
-            self._wait()
-            warm_up = time.monotonic() - began
-            if self._device.type == "cuda":
-                self._run_ahead(step)
-            compared = chains == 1 and steps == self._scale.steps and not self._alone
-            ours, reference = self._beside(step, self._reference(images, steps) if compared else None)
-            host = self._host(step) if self._device.type == "cuda" else None
-        return Measurement(
+        compared = chains == 1 and steps == self._scale.steps and not self._alone
+        return self._measured(
             f"construction, ipc {ipc}, k = {steps}, N = {chains}",
-            "ms",
-            ours,
-            reference,
-            chains * steps * self._step_floor(images),
-            memory.bytes,
-            warm_up,
-            host,
+            lambda: self._iteration(ipc, chains, steps),
+            self._reference(10 * ipc, steps) if compared else None,
+            chains * steps * self._step_floor(10 * ipc),
         )
 
     def unrolling(self, ipc: int) -> Measurement:
@@ -170,16 +155,30 @@ class _Bench:
             batch_size=1024,
             points_per_step=POINTS_PER_STEP if 10 * ipc > POINTS_PER_STEP else 0,
         )
+        return self._measured(
+            f"bptt, ipc {ipc}, windows of {WINDOW}",
+            lambda: construction_iteration(self._data, self._network, method, ipc, self._device, self._backend),
+        )
+
+    def _measured(
+        self,
+        what: str,
+        make: Callable[[], Callable[[], None]],
+        reference: Callable[[], object] | None = None,
+        floor: float | None = None,
+    ) -> Measurement:
+        """Milliseconds, memory and warm-up of the iteration that ``make`` gives."""
         began = time.monotonic()
-        step = construction_iteration(self._data, self._network, method, ipc, self._device, self._backend)
+        step = make()
         with PeakMemory(self._device) as memory:
             step()
             self._wait()
             warm_up = time.monotonic() - began
-            self._run_ahead(step)
-            milliseconds, host = self._median(step, self._scale.iterations), self._host(step)
-        what = f"bptt, ipc {ipc}, windows of {WINDOW}"
-        return Measurement(what, "ms", milliseconds, None, None, memory.bytes, warm_up, host)
+            if self._device.type == "cuda":
+                self._run_ahead(step)
+            ours, beside = self._beside(step, reference)
+            host = self._host(step) if self._device.type == "cuda" else None
+        return Measurement(what, "ms", ours, beside, floor, memory.bytes, warm_up, host)
 
     def memory_against_steps(self) -> Iterator[Measurement]:
         """Peak memory must not grow with k."""

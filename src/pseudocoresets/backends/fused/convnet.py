@@ -36,8 +36,8 @@ class EnergyGradient:
         self.dtype = dtype
         self.signs = torch.ones(layout.chains, device=device)
         inner = layout.blocks[1:]
-        self._convolved = [_channels_last(images, block.channels, block.side, device, dtype) for block in inner]
-        self._dconvolved = [torch.empty_like(z) for z in self._convolved]
+        self._convolved: list[Tensor] = []
+        self._dconvolved = [_channels_last(images, block.channels, block.side, device, dtype) for block in inner]
         self._pooled = [
             _channels_last(images, block.channels, block.side // 2, device, dtype) for block in layout.blocks
         ]
@@ -144,6 +144,7 @@ class EnergyGradient:
 
     def _forward(self, theta: Tensor, compact: Tensor, patches: Patches, activations: Sequence[Tensor] = ()) -> None:
         """Up through the blocks, writing ``activations``, of all blocks or none, on the way."""
+        self._convolved = []
         for number, block in enumerate(self.layout.blocks):
             gamma, beta, pooled = theta[block.gamma], theta[block.beta], self._pooled[number]
             statistics = self._statistics[number]
@@ -153,7 +154,7 @@ class EnergyGradient:
                 first_block.first_block(patches, weight, gamma, beta, pooled, statistics, activation)
                 continue
             z = _convolution(self._pooled[number - 1], _kernel(compact[block.weight], block.inputs), self.layout.chains)
-            self._convolved[number - 1] = z
+            self._convolved.append(z)
             blocks.norm_relu_pool(z, gamma, beta, pooled, statistics, activation)
 
     def _backward(
