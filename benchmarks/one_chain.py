@@ -28,7 +28,7 @@ from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import faint
 from pseudocoresets.data import Dataset, load_dataset
 from pseudocoresets.evaluation.report import control_coreset
-from pseudocoresets.evaluation.shift import scores
+from pseudocoresets.evaluation.scores import scores
 from pseudocoresets.workflows.provenance import provenance
 
 HERE = Path(__file__).parent / "results" / "coresets"

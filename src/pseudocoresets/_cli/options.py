@@ -92,6 +92,17 @@ MethodOptions = Annotated[
         "--set", help="An option of the method, such as --set expert_epochs=0; repeatable.", rich_help_panel=METHOD
     ),
 ]
+Calibration = Annotated[
+    int | None,
+    typer.Option(
+        "--calibration",
+        min=0,
+        help="Training images that choose how sure the average over all chains should be; 0 leaves it as it is. "
+        "Default: the preset's.",
+        rich_help_panel=SAMPLING,
+        show_default=False,
+    ),
+]
 CheckpointSeconds = Annotated[
     float,
     typer.Option(
