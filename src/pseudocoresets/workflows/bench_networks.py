@@ -110,7 +110,8 @@ def bench_networks(device: torch.device, backend: Backend) -> Iterator[NetworkCo
         plain = _milliseconds(case, network, data, ipc, device, PlainBackend(), warm_ups=1, repeats=2)
         share = gflop / (gflop if first is None else first.gflop)
         then = CONVNET_WHEN_BOUND_WAS_SET * share if on_gpu else None
-        row = NetworkCost(case, CLASSES * ipc, ours, plain, gflop, then, first and first.ours * share)
+        today = None if first is None else first.ours * share
+        row = NetworkCost(case, CLASSES * ipc, ours, plain, gflop, then, today)
         first = first or row
         yield row
 
