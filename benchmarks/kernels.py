@@ -130,6 +130,7 @@ def small_work(
 
     below, z, dz, pooled, dz_above = (activations(each) for each in (side, side, side, pooled_side, pooled_side))
     weight = torch.randn(channels * 9 * 128, device=CUDA).bfloat16()
+    dweight = torch.zeros(channels * 9 * 128, device=CUDA)
     gamma, beta, dgamma, dbeta = (torch.ones(channels, device=CUDA) for _ in range(4))
     kept = torch.ones(2, images, channels, device=CUDA)
     kernel = convnet._kernel(weight, 128)
@@ -144,6 +145,10 @@ def small_work(
 
         return run
 
+    def apart_weights() -> None:
+        found = convnet._convolution_backward(dz, below, kernel, chains)[1]
+        dweight.view(channels, 3, 3, 128).copy_(found.permute(0, 2, 3, 1))
+
     def apart() -> None:
         blocks.norm_relu_pool(convnet._convolution(below, kernel, chains), *norm, pooled, kept)
 
@@ -156,7 +161,9 @@ def small_work(
         "small backward": tiled(
             small_blocks.small_block_backward, dz_above, weight, chains, z, *given, dz, dgamma, dbeta
         ),
+        "small weights": tiled(small_blocks.small_weight_gradient, dz, below, chains, dweight),
         "small, apart": apart,
+        "small weights, apart": apart_weights,
         "small backward, apart": apart_backward,
     }
 
@@ -231,7 +238,8 @@ def all_tile_times(block: str | None, processes: int) -> list[dict[str, Any]]:
     with ProcessPoolExecutor(processes, mp_context=torch.multiprocessing.get_context("spawn")) as pool:
         failures = dict(zip(jobs, pool.map(compiled, jobs), strict=True))
     print(*filter(None, failures.values()), sep="\n", flush=True)
-    rows = [row for job in jobs if not failures[job] for row in tile_times(*job, sizes=IMAGES)]
+    sizes = {kind: IMAGES[:1] if kind == "small" else IMAGES for kind, _ in jobs}
+    rows = [row for job in jobs if not failures[job] for row in tile_times(*job, sizes=sizes[job[0]])]
     for case in sorted({(r["kernel"], r["images"], *r["tile"][:2]) for r in rows}):
         alike = (r for r in rows if (r["kernel"], r["images"], *r["tile"][:2]) == case)
         print(*case, [(r["tile"][2:], r["us"]) for r in sorted(alike, key=lambda r: r["us"])[:4]], flush=True)

@@ -204,9 +204,12 @@ class EnergyGradient:
             incoming = None if together else self._input_gradient(number, compact)
 
     def _weight_gradient(self, number: int, weight: Tensor, dweight: Tensor) -> None:
-        """Write that of a block's convolution."""
+        """Add that of a block's convolution, which is zero before."""
         block, dz, below = self.layout.blocks[number], self._dconvolved[number - 1], self._pooled[number - 1]
         with self._aside():
+            if self._small[number]:
+                small_blocks.small_weight_gradient(dz, below, self.layout.chains, dweight)
+                return
             found = _convolution_backward(dz, below, _kernel(weight, block.inputs), self.layout.chains)[1]
             dweight.view(block.channels, 3, 3, block.inputs).copy_(found.permute(0, 2, 3, 1))
 

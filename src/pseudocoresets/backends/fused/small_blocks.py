@@ -8,6 +8,10 @@ all pixels of one image and a few channels, as ``blocks`` has them, can compute 
 and on the way down the gradient of what a block gave, from the dz of the block above, before its own norm's gradient:
 
     g_qk = sum_{tap, c} dz_{q - tap, c} W_{c, tap, k}.
+
+The gradient of the weight, over all images, is added up by several programs for each of its tiles:
+
+    dW_{c, tap, k} = sum_j dz_jc h_{j + tap, k}.
 """
 
 from __future__ import annotations
@@ -30,6 +34,10 @@ DEPTH = 64
 """Channels of the input that are multiplied at a time, at most."""
 POOLED_SIDES = (4, 8)
 WARPS, STAGES = 4, 2
+SIDE, PIXELS = 64, 64
+"""Of a tile of a weight's gradient, at most, and the pixels that it adds at a time."""
+PROGRAMS = 256
+"""That gradients of weights are spread over, if they have so much work."""
 
 
 @triton.jit
@@ -141,6 +149,37 @@ def _small_block_backward(
     )
 
 
+@triton.jit
+def _small_weight_gradient(
+    dz,
+    below,
+    dweight,
+    images,
+    splits,
+    inputs: tl.constexpr,
+    channels: tl.constexpr,
+    chains: tl.constexpr,
+    side: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    pixels: tl.constexpr,
+):
+    c = tl.program_id(0) * rows + tl.arange(0, rows)
+    k = tl.program_id(1) * columns + tl.arange(0, columns)
+    tap = tl.program_id(2) % 9
+    chain = tl.program_id(0) * rows // (channels // chains)
+    below += chain * inputs
+    chunks: tl.constexpr = side * side // pixels
+    total = tl.zeros((rows, columns), dtype=tl.float32)
+    for step in range(tl.program_id(2) // 9, images * chunks, splits):
+        image = (step // chunks) * (side * side)
+        pixel = (step % chunks) * pixels + tl.arange(0, pixels)
+        d = tl.load(dz + ((image + pixel) * channels)[None, :] + c[:, None])
+        h = _tap(below + image * (chains * inputs), pixel, tap, k, side, chains * inputs)
+        total = tl.dot(d, h, total, input_precision="ieee")
+    tl.atomic_add(dweight + c[:, None] * (9 * inputs) + tap * inputs + k[None, :], total, sem="relaxed")
+
+
 def suits(images: int, channels: int, pooled_side: int, device: torch.device) -> bool:
     """Whether a block with ``channels``, of all chains, is better computed together with a convolution."""
     return pooled_side in POOLED_SIDES and spread_over_chip(images * channels, device) <= MOST_VALUES
@@ -187,5 +226,18 @@ def small_block_backward(
     _small_block_backward[(images, channels // CHANNELS)](
         dz_above, weight, z, gamma, beta, *statistics, dz if dactivation is None else dactivation, dz, dgamma, dbeta,
         dz_above.shape[1], channels, chains, side // 2, CHANNELS, math.gcd(outputs, DEPTH), dactivation is not None,
+        num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+
+
+def small_weight_gradient(dz: Tensor, below: Tensor, chains: int, dweight: Tensor) -> None:
+    """Add the gradient of a convolution's weight, (out, 3, 3, in) flattened, to ``dweight``."""
+    images, channels, side = dz.shape[:3]
+    inputs = below.shape[1] // chains
+    rows, columns, pixels = math.gcd(channels // chains, SIDE), math.gcd(inputs, SIDE), min(side * side, PIXELS)
+    tiles = (channels // rows, inputs // columns)
+    splits = max(1, min(images * side * side // pixels, PROGRAMS // (9 * math.prod(tiles))))
+    _small_weight_gradient[(*tiles, 9 * splits)](
+        dz, below, dweight, images, splits, inputs, channels, chains, side, rows, columns, pixels,
         num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
