@@ -18,7 +18,7 @@ import torch
 
 import pseudocoresets as pc
 from pseudocoresets.data import Dataset, load_dataset
-from pseudocoresets.evaluation.shift import scores
+from pseudocoresets.evaluation.scores import scores
 from pseudocoresets.workflows.provenance import provenance
 
 HERE = Path(__file__).parent / "results"

@@ -226,9 +226,8 @@ def test_what_cannot_be_captured_goes_the_plain_way_with_one_warning(caplog: pyt
     ]
     assert torch.equal(ends[0], ends[1])
     assert torch.equal(ends[0], ends[2])
-    assert [record.getMessage() for record in caplog.records] == [
-        "The fast path could not be captured (No graphs today.); the plain path is used."
-    ]
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert warning.startswith("The fast path could not be captured (No graphs today., at test_fused.py:")
 
 
 def test_one_place_chooses() -> None:
