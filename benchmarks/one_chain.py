@@ -59,6 +59,7 @@ VARIANTS = {
     "noise-60-200-large": Variant("noise", {**SHORT, "unrolls": 4, "batch_size": 2048}),
     "noise-100-200-large": Variant("noise", {**SHORT, "steps": 100, "unrolls": 4, "batch_size": 2048}),
     "ten-recorded-100-200-moving": Variant("recorded", {**SHORT, **MOVING, "steps": 100, "unrolls": 2}, SLOW, ipc=10),
+    "ten-noise-100-200-moving": Variant("noise", {**SHORT, **MOVING, "steps": 100, "unrolls": 2}, ipc=10),
     "ten-noise-60-200-four": Variant("noise", {**SHORT, "unrolls": 4}, ipc=10),
     "ten-noise-60-200-moving": Variant("noise", {**SHORT, **MOVING, "unrolls": 4}, ipc=10),
 }

@@ -65,7 +65,7 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def launch_gradients(images: int, chains: int) -> None:
     """Both gradients of a ConvNet's energy in bfloat16, one step, and the features of its layers."""
     shape = (3, 32, 32)
-    layout = layout_of(build_network("convnet:depth=2,width=128", shape, 10))
+    layout = layout_of(build_network("convnet:depth=3,width=128", shape, 10))
     assert layout is not None
     layout = layout.to(META).widened(chains)
     workspace = EnergyGradient(layout, images, META, torch.bfloat16)
@@ -118,8 +118,9 @@ def launched_kernels() -> set[str]:
 
 @pytest.mark.skipif(not PTXAS.exists(), reason="Triton has no assembler here")
 def test_every_kernel_compiles_and_fits(compiled: set[str]) -> None:
-    """At many images, where tiles are largest."""
+    """At many images, where tiles are largest, and at few, whose convolutions are our own."""
     launch_gradients(images=500, chains=1)
+    launch_gradients(images=2, chains=1)
     launch_adjoint(chains=2)
     launch_augmentation((3, 32, 32), images=10)
     launch_norms(100, 128, 32, 4, torch.bfloat16)

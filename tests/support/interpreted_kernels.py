@@ -88,15 +88,15 @@ def check(shape: tuple[int, int, int], depth: int, classes: int, images: int, so
 
 
 def check_mean_energies() -> dict[str, float]:
-    """The mean cross-entropy of a batch at two places, and its gradients."""
+    """The mean cross-entropy of a batch at two places, and its gradients, with convolutions of our own."""
     generator = torch.Generator().manual_seed(0)
-    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    network = build_network("convnet:depth=3,width=16", (3, 16, 16), 10)
     layout = layout_of(network)
     assert isinstance(layout, Layout)
-    thetas, x, y = network.initialise(0, 2), torch.randn(5, 3, 8, 8, generator=generator), torch.arange(5)
-    workspace = EnergyGradient(layout.widened(2), 5, CPU, torch.float32)
+    thetas, x, y = network.initialise(0, 2), torch.randn(2, 3, 16, 16, generator=generator), torch.arange(2)
+    workspace = EnergyGradient(layout.widened(2), 2, CPU, torch.float32)
     energies, gradients = parameter_gradient(workspace, thetas, x, y)
-    wanted = [reference(network, theta, x, y, torch.full((5,), 0.2)) for theta in thetas]
+    wanted = [reference(network, theta, x, y, torch.full((2,), 0.5)) for theta in thetas]
     return {
         "energies": relative(energies, torch.stack([each[0].sum() for each in wanted])),
         "gradients": relative(gradients, torch.stack([each[1] for each in wanted])),
