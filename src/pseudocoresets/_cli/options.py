@@ -83,7 +83,11 @@ CoresetNetwork = Annotated[
 CoresetOrRun = Annotated[Path, typer.Argument(help="Coreset file, or a run folder.")]
 SamplerName = Annotated[
     str | None,
-    typer.Option("--sampler", help="Sampler of the posterior; default: the preset's.", rich_help_panel=SAMPLING),
+    typer.Option(
+        "--sampler",
+        help="Sampler of the posterior, or adam to train under 'point'; default: the preset's.",
+        rich_help_panel=SAMPLING,
+    ),
 ]
 Protocol = Annotated[str, typer.Option("--protocol", help="cold, point or expert.", rich_help_panel=SAMPLING)]
 MethodOptions = Annotated[

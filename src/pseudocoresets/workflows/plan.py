@@ -57,7 +57,8 @@ class Plan:
     """Training images that choose how sure predictions should be; none where they stay as they are."""
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without calibration where there is none, as before there was any: records stay those of the same plan."""
+        return {name: value for name, value in asdict(self).items() if value or name != "calibration"}
 
     def defaults(self) -> dict[str, Any]:
         """What a record that lacks a setting means: the default of a new setting is what was done without it."""
@@ -132,6 +133,12 @@ def make_plan(
         raise InputError(f"The number of images to calibrate on must be 0 or more; got {calibration}.")
     if calibration > 0:
         require_unseen_by_starts(protocol)
+    chain = build_settings(
+        SamplingSettings,
+        {**chosen.sampling_by(sampler, built_by or method, protocol), **(sampling or {}), "seed": seed},
+        "The sampling",
+    )
+    chain.require_for(protocol)
     initialisation = {"initialisation": method} if method in SELECTIONS else {}
     own = {**(construction or {}), "ipc": ipc, "seed": seed}
     return Plan(
@@ -142,11 +149,7 @@ def make_plan(
         expert_count=chosen.expert_count if expert_count is None else expert_count,
         experts=expert_settings(chosen, {**(experts or {}), "seed": seed}),
         construction=_construction({**chosen.construction_for(method), **own, **initialisation}),
-        sampling=build_settings(
-            SamplingSettings,
-            {**chosen.sampling_by(sampler, built_by or method, protocol), **(sampling or {}), "seed": seed},
-            "The sampling",
-        ),
+        sampling=chain,
         method_options=options,
         before=tuple(_stage(before, chosen, own) for before in chosen.before.get(method, ())),
         calibration=calibration,
