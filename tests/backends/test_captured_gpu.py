@@ -96,12 +96,29 @@ def test_noiseless_steps_of_any_network_agree(name: str, chains: int) -> None:
     plan = ChainPlan(
         kernel, Energy(Classifier(network), 1000), points(), 4, noisy=False, schedule=Drop(3), keep_at={2, 4}
     )
-    backend = FusedBackend("cuda")
+    backend = FusedBackend("cuda", torch.float32)
     plain, fast = moved(PlainBackend(), plan, start), moved(backend, plan, start)
     assert all(captured is not None for captured in backend._chains.values())
     bound = rounding_bound(plan, start, plain)
     assert (bound < 0.5 * plain.norm(dim=-1)).all()
     assert ((fast - plain).norm(dim=-1) < bound).all()
+
+
+@pytest.mark.parametrize("chains", [1, 3])
+@pytest.mark.parametrize("name", [name for name in OTHERS if name.startswith("convnet")])
+def test_convnets_step_in_bfloat16(name: str, chains: int) -> None:
+    """One step is at most twice as far from one in float32 as autograd's gradient in bfloat16 is."""
+    network, given = cifar(name), points()
+    start, energy = network.initialise(0, chains, "cuda"), Energy(Classifier(network), 1000)
+    backend, plan = FusedBackend("cuda"), ChainPlan(SGD(0.002), energy, given, 1, noisy=False)
+    plain, fast = moved(PlainBackend(), plan, start), moved(backend, plan, start)
+    assert all(captured is not None for captured in backend._chains.values())
+    theta = start.bfloat16().requires_grad_()
+    rounded = Points(given.x.bfloat16(), given.y, given.weights)
+    (gradient,) = torch.autograd.grad(energy.potential(theta, rounded.x, rounded.y, rounded.weights).sum(), theta)
+    bound = 2 * (0.002 * gradient.float() + plain[0]).norm(dim=-1)
+    assert (bound < 0.3 * plain[0].norm(dim=-1)).all()
+    assert ((fast - plain)[0].norm(dim=-1) < bound).all()
 
 
 @pytest.mark.parametrize("kernel", [Langevin(0.05), SGHMC(0.02)])

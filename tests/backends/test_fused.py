@@ -59,7 +59,7 @@ def test_kernels_agree_with_autograd_when_interpreted() -> None:
     )
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
-    for differences in [*found["gradients"], found["mean energies"], found["jobs"]]:
+    for differences in [*found["gradients"], *found["norms"], found["mean energies"], found["jobs"]]:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences
     for differences in [found["features"], *found["chains"], *found["chains by autograd"], *found["run_chain"]]:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences

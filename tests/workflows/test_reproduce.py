@@ -235,6 +235,8 @@ def test_recorded_coresets_are_judged_instead_of_new_ones(tmp_path: Path) -> Non
     order = Order(tmp_path / "out", coresets=tmp_path)
     best = ReproductionCell(Made("cifar10", 10, "best"))
     assert order.recorded(best) == tmp_path / "cifar10-ipc10-bptt.safetensors"
+    (tmp_path / "cifar10-ipc10-best.safetensors").touch()
+    assert order.recorded(best) == tmp_path / "cifar10-ipc10-best.safetensors"
     others = (
         Made("cifar10", 10, "best", seed=1),
         Made("cifar10", 10, "best", "vgg11"),

@@ -35,6 +35,7 @@ from pseudocoresets.gradients.descent import Descent, Trajectory
 from pseudocoresets.gradients.learned import LEARNED_STEP_SIZE, learned_tensors
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network
+from pseudocoresets.models.networks.convnet import ConvNet
 
 STEPS_PER_BLOCK = 50
 TRAJECTORY_STEPS_PER_BLOCK = 100
@@ -222,7 +223,8 @@ class FusedBackend(PlainBackend):
         soft: bool,
         shared: bool,
     ) -> CapturedChains:
-        dtype = self._dtype if isinstance(layout, Layout) else torch.float32
+        shallow = isinstance(layout, Layout) or isinstance(network.prototype, ConvNet)
+        dtype = self._dtype if shallow else torch.float32
         return CapturedChains(layout, network.spec.shape, chains, images, steps, soft, shared, self._device, dtype)
 
     def _captured_trajectory(

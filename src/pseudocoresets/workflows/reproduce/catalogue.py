@@ -181,8 +181,9 @@ def _pictured() -> Sequence[Place]:
 _COST = ("gpu memory (GB)", "seconds per iteration")
 _JUDGED_AND_COST = ("accuracy", "nll", "ece", "iterations", "construction seconds", "gpu memory (GB)")
 _PROTOCOLS = (
-    "`point` is the protocol of the literature: networks trained on the coreset from scratch, the mean of single ones; "
-    "those of gm and cafe for 300 epochs on images as they are, as published, the others with augmentation for 1,000. "
+    "`point` is the protocol of the literature: networks trained on the coreset from scratch, the mean of single ones, "
+    "as each publication does: gm, cafe and the selections for 300 epochs on images as they are, ld and kip for 1,000 "
+    "such epochs, dd by its own learned steps, the others for 1,000 epochs with augmentation. "
     "Settings are the publications', on nine tenths of the training data, one construction each; where fewer "
     "iterations were run than they have, the column says so."
 )
