@@ -98,7 +98,7 @@ CASES = {
     "fashion-mnist": Case(
         *("fashion-mnist", "lenet", 0.2, 250, 0.03),
         *(Lengths(4, 20, 20, 60), Lengths(4, 20, 20, 30), Lengths(4, 20, 10, 30)),
-        training_images=3000,
+        training_images=1000,
         block=10,
         ensemble={"count": 10, "epochs": 20, "learning_rate": 0.01, "momentum": 0.9, "batch_size": 64},
         pcd_iterations=150,
@@ -161,33 +161,6 @@ def rows_of(case: Case) -> list[Row]:
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class BackendTarget:
-    """A target whose gradient a backend computes, captured once on a GPU.
-
-    sum_c s_c U(theta_c) at s = 1 has the gradients U(theta_c) in s_c and grad U(theta_c) in theta_c.
-    """
-
-    own: Target
-    backend: Backend
-
-    @property
-    def temperature(self) -> float:
-        return self.own.temperature
-
-    def potential(self, theta: Tensor) -> Tensor:
-        return self.own.potential(theta)
-
-    def potential_and_gradient(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        shares = theta.new_ones(len(theta)).requires_grad_()
-        tensors = {"shares": shares, "theta": theta.detach().requires_grad_()}
-        _, gradients = self.backend.value_and_gradients(self, self._total, tensors)
-        return gradients["shares"], gradients["theta"]
-
-    def _total(self, shares: Tensor, theta: Tensor) -> Tensor:
-        return (shares * self.own.potential(theta)).sum()
-
-
 class OutOfTime(Exception):
     """The time that was asked for is over; what is done is kept."""
 
@@ -220,7 +193,7 @@ class Bench:
     def target(self, points: Points) -> Target:
         energy = Energy(Classifier(self.network, self.case.prior_scale), len(self.data.train))
         x, y, weights = (each.to(self.device) for each in (points.x, points.y, points.weights))
-        return BackendTarget(energy.target(x, y, weights), self.backend)
+        return self.backend.target(energy, Points(x, y, weights))
 
     def predicted(self, thetas: Tensor) -> Tensor:
         """Probabilities of the test inputs (draws, n, classes) on the host."""

@@ -1,10 +1,12 @@
 """What a step costs on a GPU, and which tiles its kernels should have.
 
     python benchmarks/kernels.py steps --out steps.json
+    python benchmarks/kernels.py steps --cudnn --out cudnn.json
     python benchmarks/kernels.py tiles --block first --out tiles.json
 
 ``steps`` measures captured steps of chains and of unrolled trajectories, for CIFAR-10's shapes and the ConvNet D3W128;
-``tiles`` each kernel of the blocks under every tile it could have. Microseconds, the median of several replays of a
+with ``--cudnn`` all convolutions are cuDNN's, those of few images too. ``tiles`` measures each kernel of the
+blocks under every tile it could have. Microseconds, the median of several replays of a
 graph. Both print a table.
 """
 
@@ -22,7 +24,7 @@ from unittest import mock
 
 import torch
 
-from pseudocoresets.backends.fused import blocks, first_block
+from pseudocoresets.backends.fused import blocks, first_block, small_blocks
 from pseudocoresets.backends.fused.chains import CapturedChains
 from pseudocoresets.backends.fused.layout import Layout, layout_of
 from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
@@ -33,7 +35,7 @@ from pseudocoresets.workflows.provenance import provenance
 SHAPE = (3, 32, 32)
 CUDA = torch.device("cuda")
 STEPS = 20
-SHARED = ((1, 10), (1, 100), (1, 500), (8, 10), (5, 100))
+SHARED = ((1, 10), (4, 10), (8, 10), (1, 20), (1, 50), (1, 100), (1, 500), (5, 100))
 """Chains and images of a coreset's chains."""
 OWN = ((4, 256),)
 """Chains and images of experts, each with its own."""
@@ -161,8 +163,8 @@ def all_tiles() -> Iterator[tuple[str, tuple[Any, ...]]]:
 def tile_times(kind: str, tile: tuple[Any, ...], sizes: tuple[int, ...]) -> list[dict[str, Any]]:
     """Microseconds of both ways at each number of images."""
     rows = []
+    makes = {"norm": norm_work, "first": first_work}[kind]
     for images in sizes:
-        makes = norm_work if kind == "norm" else first_work
         for name, work in makes(images, *tile).items():
             rows.append({"kernel": name, "images": images, "tile": tile, "us": round(microseconds(work, 10), 1)})
     return rows
@@ -195,7 +197,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--processes", type=int, default=14, help="that compile kernels before they are measured")
     parser.add_argument("--block", choices=("first", "norm"), help="the only kernels to measure tiles of")
+    parser.add_argument("--cudnn", action="store_true", help="no blocks with convolutions of their own")
     options = parser.parse_args()
+    if options.cudnn:
+        small_blocks.MOST_VALUES = small_blocks.MOST_VALUES_OF_WEIGHTS = 0
     rows = list(step_times()) if options.what == "steps" else all_tile_times(options.block, options.processes)
     options.out.write_text(json.dumps({**provenance(), "microseconds": rows}, indent=1) + "\n")
 

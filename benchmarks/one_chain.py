@@ -2,12 +2,14 @@
 
     python benchmarks/one_chain.py grow noise-40-400 --data-dir .data --seconds 400 --out grow.jsonl
     python benchmarks/one_chain.py samplers --dataset cifar10 --data-dir .data --out samplers.jsonl
-    python benchmarks/one_chain.py uses cifar10-ipc1-best.safetensors --data-dir .data --out uses.jsonl
+    python benchmarks/one_chain.py uses cifar10-ipc1-best.safetensors FILE ... --data-dir .data --out uses.jsonl
 
 ``grow`` learns images on nine tenths of the training data and judges them on the last tenth every ``--every``
 iterations; ``samplers`` samples the recorded coresets, which were made on the same nine tenths, in several ways. Each
 line of the output is one way to sample one coreset: the mean accuracy of single chains, and of all of them averaged.
-Test data are not read but by ``uses``, which samples a finished coreset as others would, and chooses nothing.
+Test data are not read but by ``uses``, which uses finished coresets as others would (another kernel, step size or
+temperature, networks trained by SGD or Adam, other networks at ten images per class), chooses nothing, and ends with a
+table of what each way loses against the coreset's own.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,8 @@ from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import faint
 from pseudocoresets.data import Dataset, load_dataset
 from pseudocoresets.evaluation.report import control_coreset
-from pseudocoresets.evaluation.shift import scores
+from pseudocoresets.evaluation.scores import scores
+from pseudocoresets.workflows.evaluate import whole_coreset
 from pseudocoresets.workflows.provenance import provenance
 
 HERE = Path(__file__).parent / "results" / "coresets"
@@ -59,6 +62,7 @@ VARIANTS = {
     "noise-60-200-large": Variant("noise", {**SHORT, "unrolls": 4, "batch_size": 2048}),
     "noise-100-200-large": Variant("noise", {**SHORT, "steps": 100, "unrolls": 4, "batch_size": 2048}),
     "ten-recorded-100-200-moving": Variant("recorded", {**SHORT, **MOVING, "steps": 100, "unrolls": 2}, SLOW, ipc=10),
+    "ten-noise-100-200-moving": Variant("noise", {**SHORT, **MOVING, "steps": 100, "unrolls": 2}, ipc=10),
     "ten-noise-60-200-four": Variant("noise", {**SHORT, "unrolls": 4}, ipc=10),
     "ten-noise-60-200-moving": Variant("noise", {**SHORT, **MOVING, "unrolls": 4}, ipc=10),
 }
@@ -153,22 +157,87 @@ def sweep(name: str, data: Dataset, ipcs: list[int]) -> Iterator[dict[str, Any]]
             yield {"coreset": f"{name} {ipc}", **sampling, **found, "seconds": round(time.monotonic() - began, 1)}
 
 
-USES: tuple[dict[str, Any], ...] = (
-    {"step_size": 0.05},
-    {"step_size": 0.025},
-    {"sampler": "sghmc", "step_size": 0.0125},
-    {"step_size": 0.05, "temperature": 0.1},
-    {"step_size": 0.05, "temperature": 1.0},
-    {"start": "point"},
-)
-"""Other ways to use a coreset that was learned for Langevin steps of 0.05 at a temperature of 0.01."""
+OWN_WAY = "own way"
+"""As the preset samples it."""
+AT_TEN = 10
+NETWORKS = ("alexnet", "vgg11", "resnet18")
+AT_OTHER_NETWORKS: dict[str, Any] = {"chains": 3, "samples": 5, "steps": 1000}
+"""Most are slow, and presets were made for ConvNet."""
 
 
-def uses(path: Path, data: Dataset, chains: int) -> Iterator[dict[str, Any]]:
-    """Every way of ``USES`` on the test data."""
-    coreset = pc.Coreset.load(path).restored(data)
-    for sampling in USES:
-        yield {"coreset": path.name, **sampling, **judged(coreset, data, chains=chains, samples=2, **sampling)}
+def ways_of(coreset: pc.Coreset, preset: str, networks: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Ways to use a coreset, by name: first as the preset has it, then as others would."""
+    own = pc.preset(preset, coreset.source, max(1, round(coreset.images_per_class)))
+    sampling = own.sampling_by(None, coreset.method)
+    other = "langevin" if sampling["sampler"] == "sghmc" else "sghmc"
+    step, plain = sampling["step_size"], own.sampling_by("langevin", coreset.method)["step_size"]
+    point = {
+        "SGD with momentum": {},
+        "SGD": {"sampler": f"sgd:momentum=0,step_size={plain}"},
+        "Adam": {"sampler": "adam"},
+    }
+    ways = {
+        OWN_WAY: {},
+        f"{other} for {sampling['sampler']}": {"sampler": other},
+        "half the step size": {"step_size": step / 2},
+        "twice the step size": {"step_size": 2 * step},
+        "temperature 0.1": {"temperature": 0.1},
+        "temperature 1": {"temperature": 1.0},
+        **{f"point, {name}": {"start": "point", **given} for name, given in point.items()},
+    }
+    for name in networks:
+        ways[f"{name}, cold"] = {"network": name, **AT_OTHER_NETWORKS}
+        ways[f"{name}, point"] = {"network": name, "start": "point", **AT_OTHER_NETWORKS}
+    return ways
+
+
+def uses(path: Path, data: Dataset, data_dir: Path, preset: str, images: int, **few: Any) -> Iterator[dict[str, Any]]:
+    """Every way of ``ways_of`` on the test data; the average is calibrated on ``images`` training images too."""
+    coreset = whole_coreset(pc.Coreset.load(path), data, data_dir)
+    networks = NETWORKS if round(coreset.images_per_class) == AT_TEN else ()
+    for way, given in ways_of(coreset, preset, networks).items():
+        began = time.monotonic()
+        try:
+            samples = pc.sample_posterior(coreset, preset=preset, **(given | few))
+            found = _figures(pc.evaluate(samples, data.test, calibration=data.train, calibration_images=images))
+        except pc.PseudocoresetsError as error:
+            found = {"failed": str(error)}
+        shared = {"coreset": path.stem, "way": way, "given": given | few}
+        yield {**shared, **found, "seconds": round(time.monotonic() - began, 1)}
+
+
+def _figures(report: pc.EvaluationReport) -> dict[str, float]:
+    assert report.calibrated is not None
+    plain, sharp = report.ensemble, report.calibrated.scores.ensemble
+    return {
+        "one_chain": round(100 * report.accuracy.mean, 2),
+        "deviation": round(100 * report.accuracy.std, 2),
+        "averaged": round(100 * plain["accuracy"], 2),
+        **{name: round(plain[name], 4) for name in ("nll", "ece")},
+        **{f"calibrated_{name}": round(sharp[name], 4) for name in ("nll", "ece")},
+        "exponent": round(report.calibrated.exponent.mean, 3),
+        "calibration_images": report.calibrated.images,
+    }
+
+
+def table_of_uses(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Each way beside the coreset's own: how many points of accuracy one chain, and the average, lose."""
+    columns = (
+        "coreset | way | one chain % | loses | averaged % | loses | NLL | ECE | calibrated NLL | calibrated ECE | s"
+    )
+    yield f"| {columns} |"
+    yield f"|{'---|' * len(columns.split(' | '))}"
+    own = {row["coreset"]: row for row in rows if row["way"] == OWN_WAY and "failed" not in row}
+    for row in rows:
+        if "failed" in row:
+            yield f"| {row['coreset']} | {row['way']} | {row['failed']} |"
+            continue
+        cells = [row["coreset"], row["way"]]
+        for name in ("one_chain", "averaged"):
+            lost = f"{own[row['coreset']][name] - row[name]:.1f}" if row["coreset"] in own else ""
+            cells += [f"{row[name]:.1f}", lost if row["way"] != OWN_WAY else ""]
+        cells += [f"{row[name]:.3f}" for name in ("nll", "ece", "calibrated_nll", "calibrated_ece")]
+        yield f"| {' | '.join([*cells, str(row['seconds'])])} |"
 
 
 def main() -> None:
@@ -181,27 +250,48 @@ def main() -> None:
     growing.add_argument("--seed", type=int, default=0)
     sampling.add_argument("--dataset", default="cifar10")
     sampling.add_argument("--ipc", type=int, nargs="+", default=[1, 10, 50])
-    using.add_argument("coreset", type=Path)
-    using.add_argument("--dataset", default="cifar10")
-    using.add_argument("--chains", type=int, default=3)
+    using.add_argument("coresets", type=Path, nargs="+", metavar="FILE")
+    using.add_argument("--preset", default="best", help="that the coresets were made by")
+    using.add_argument("--chains", type=int, help="in place of the preset's")
+    using.add_argument("--samples", type=int)
+    using.add_argument("--steps", type=int)
+    using.add_argument("--test-images", type=int, help="only the first so many, for a trial")
+    using.add_argument("--calibration", type=int, default=5000, help="training images that calibrate the average")
     for one in (growing, sampling, using):
         one.add_argument("--data-dir", type=Path, default=Path("data"))
         one.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    if options.command == "uses":
+        print("\n".join(table_of_uses(list(written(rows_of_uses(options), options.out)))))
+        return
     name = VARIANTS[options.variant].dataset if options.command == "grow" else options.dataset
-    data = load_dataset(name, options.data_dir)
-    if options.command != "uses":
-        data = data.holding_out(0.1)
+    data = load_dataset(name, options.data_dir).holding_out(0.1)
     if options.command == "grow":
         rows = grow(options.variant, data, options.every, options.seconds, options.out.parent, options.seed)
-    elif options.command == "samplers":
-        rows = sweep(name, data, options.ipc)
     else:
-        rows = uses(options.coreset, data, options.chains)
+        rows = sweep(name, data, options.ipc)
+    for _ in written(rows, options.out):
+        pass
+
+
+def rows_of_uses(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    few = {name: getattr(options, name) for name in ("chains", "samples", "steps")}
+    few = {name: value for name, value in few.items() if value is not None}
+    for path in options.coresets:
+        data = load_dataset(pc.Coreset.load(path).source, options.data_dir)
+        if options.test_images is not None:
+            first = data.test.subset(torch.arange(options.test_images))
+            data = replace(data, test=first, transform=data.transform_source)
+        yield from uses(path, data, options.data_dir, options.preset, options.calibration, **few)
+
+
+def written(rows: Iterable[dict[str, Any]], out: Path) -> Iterator[dict[str, Any]]:
+    """The same rows, each kept and shown as soon as it is there."""
     for row in rows:
-        with options.out.open("a") as file:
+        with out.open("a") as file:
             file.write(json.dumps({**row, **provenance()}) + "\n")
         print(json.dumps(row), flush=True)
+        yield row
 
 
 if __name__ == "__main__":

@@ -93,12 +93,14 @@ def tried(command: list[str], spare: int, folder: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("out-of-memory"))
+    parser.add_argument("--only", choices=sorted(CASES), help="the one case to try")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     shutil.rmtree(given.folder, ignore_errors=True)
     given.folder.mkdir(parents=True)
     document: dict[str, Any] = {"provenance": provenance()}
-    for name, (command, spare) in CASES.items():
+    for name in [given.only] if given.only else CASES:
+        command, spare = CASES[name]
         document[name] = tried(command, spare, given.folder)
         given.out.write_text(json.dumps(document, indent=1) + "\n")
         print(name, json.dumps(document[name], indent=1), flush=True)

@@ -5,6 +5,8 @@ On a CPU nothing is captured: everything but the graphs themselves is what a GPU
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -22,7 +24,7 @@ from pseudocoresets.models.networks import build_network
 
 FusedBackend = pytest.importorskip("pseudocoresets.backends.fused", exc_type=ImportError).FusedBackend
 
-from pseudocoresets.backends.fused.capture import captured  # noqa: E402
+from pseudocoresets.backends.fused.capture import Capturing, without_collection  # noqa: E402
 
 NETWORK = build_network("convnet:depth=2,width=4,pooling=max,norm=none", (1, 8, 8), 3)
 ENERGY = Energy(Classifier(NETWORK, prior_scale=0.5), data_size=40)
@@ -75,10 +77,40 @@ def test_the_warning_names_what_went_wrong_first(caplog: pytest.LogCaptureFixtur
         finally:
             raise RuntimeError("operation failed due to a previous error during capture")
 
-    assert captured(lambda: broken(ValueError("waits for the device\nand more"))) is None
-    assert "(waits for the device)" in caplog.text
+    capturing = Capturing()
+    for _ in range(2):
+        assert capturing(lambda: broken(ValueError("waits for the device\nand more"))) is None
+    assert len(caplog.records) == 1
+    assert "(waits for the device, at test_captured.py:" in caplog.text
+    assert ": raise first); the plain path is used." in caplog.text
+    assert capturing(lambda: torch.stack([])) is None
+    assert "torch.stack([])" in caplog.text.splitlines()[-1]
     with pytest.raises(torch.OutOfMemoryError, match="9 GiB"):
-        captured(lambda: broken(torch.OutOfMemoryError("Tried to allocate 9 GiB")))
+        capturing(lambda: broken(torch.OutOfMemoryError("Tried to allocate 9 GiB")))
+
+
+def test_nothing_is_collected_during_a_capture() -> None:
+    """A graph of an earlier construction, held by objects that hold each other, would be freed within it."""
+
+    class Loop:
+        def __init__(self) -> None:
+            self.itself = self
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        with without_collection():
+            freed = weakref.ref(Loop())
+            made = [[i] for i in range(100)]
+            assert freed() is not None
+        made.extend([i] for i in range(100))
+        assert gc.isenabled()
+        assert freed() is None
+    finally:
+        gc.set_threshold(*thresholds)
+    with pytest.raises(ValueError, match="within"), without_collection():
+        raise ValueError("within")
+    assert gc.isenabled()
 
 
 def test_work_that_cannot_be_captured_is_done_again_and_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime.driver import driver  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
-from pseudocoresets.backends.fused import adjoint, blocks, chip, first_block, head  # noqa: E402
+from pseudocoresets.backends.fused import adjoint, blocks, chip, first_block, head, norm  # noqa: E402
 from pseudocoresets.backends.fused.augmentation import Transformed  # noqa: E402
 from pseudocoresets.backends.fused.convnet import EnergyGradient  # noqa: E402
 from pseudocoresets.backends.fused.first_block import patches_of  # noqa: E402
@@ -65,7 +65,7 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def launch_gradients(images: int, chains: int) -> None:
     """Both gradients of a ConvNet's energy in bfloat16, one step, and the features of its layers."""
     shape = (3, 32, 32)
-    layout = layout_of(build_network("convnet:depth=2,width=128", shape, 10))
+    layout = layout_of(build_network("convnet:depth=3,width=128", shape, 10))
     assert layout is not None
     layout = layout.to(META).widened(chains)
     workspace = EnergyGradient(layout, images, META, torch.bfloat16)
@@ -97,6 +97,13 @@ def launch_augmentation(shape: tuple[int, int, int], images: int) -> None:
     made.sum().backward()
 
 
+def launch_norms(images: int, channels: int, side: int, groups: int, dtype: torch.dtype) -> None:
+    x = zeros(images, channels, side, side, dtype=dtype).to(memory_format=torch.channels_last).requires_grad_()
+    gamma, beta = (zeros(channels, dtype=dtype).requires_grad_() for _ in range(2))
+    assert norm._fits(x, groups)
+    norm.group_norm(x, groups, gamma, beta).sum().backward()
+
+
 def launched_kernels() -> set[str]:
     """The names of all kernels of the fused backend that no other kernel calls."""
     modules = [
@@ -111,10 +118,14 @@ def launched_kernels() -> set[str]:
 
 @pytest.mark.skipif(not PTXAS.exists(), reason="Triton has no assembler here")
 def test_every_kernel_compiles_and_fits(compiled: set[str]) -> None:
-    """At many images, where tiles are largest."""
+    """At many images, where tiles are largest, and at few, whose convolutions are our own."""
     launch_gradients(images=500, chains=1)
+    launch_gradients(images=2, chains=1)
     launch_adjoint(chains=2)
     launch_augmentation((3, 32, 32), images=10)
+    launch_norms(100, 128, 32, 4, torch.bfloat16)
+    launch_norms(500, 64, 32, 64, torch.float32)
+    launch_norms(10, 512, 2, 512, torch.float32)
     assert compiled == launched_kernels()
 
 

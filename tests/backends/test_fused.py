@@ -59,7 +59,7 @@ def test_kernels_agree_with_autograd_when_interpreted() -> None:
     )
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
-    for differences in [*found["gradients"], found["mean energies"], found["jobs"]]:
+    for differences in [*found["gradients"], *found["norms"], found["mean energies"], found["jobs"]]:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences
     for differences in [found["features"], *found["chains"], *found["chains by autograd"], *found["run_chain"]]:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences
@@ -226,9 +226,8 @@ def test_what_cannot_be_captured_goes_the_plain_way_with_one_warning(caplog: pyt
     ]
     assert torch.equal(ends[0], ends[1])
     assert torch.equal(ends[0], ends[2])
-    assert [record.getMessage() for record in caplog.records] == [
-        "The fast path could not be captured (No graphs today.); the plain path is used."
-    ]
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert warning.startswith("The fast path could not be captured (No graphs today., at test_fused.py:")
 
 
 def test_one_place_chooses() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small import Invoke
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -87,32 +88,39 @@ def test_the_coreset_is_better_than_its_control(coreset: pc.Coreset, digits: Dat
     assert learned.accuracy.mean > real.accuracy.mean + 0.1
 
 
-def test_point_is_sgd_with_momentum(coreset: pc.Coreset) -> None:
+@pytest.mark.parametrize(
+    ("sampler", "build", "rate", "options"),
+    [
+        (None, torch.optim.SGD, 0.05, {"momentum": 0.9}),
+        ("sgd:momentum=0", torch.optim.SGD, 0.05, {}),
+        ("adam:step_size=0.01", torch.optim.Adam, 0.01, {}),
+        (pc.kernels.Adam(0.01), torch.optim.Adam, 0.01, {}),
+    ],
+)
+def test_point_is_sgd_with_momentum_or_another_optimiser(
+    coreset: pc.Coreset, sampler: Any, build: Any, rate: float, options: dict[str, float]
+) -> None:
     """The same training by an ordinary module: cross-entropy plus the prior's decay, a tenth of the rate at half."""
     steps = 20
-    samples = pc.sample_posterior(
-        coreset, start="point", chains=1, steps=steps, samples=1, point_learning_rate=0.05, augment=False, seed=3
-    )
-    start = pc.sample_posterior(
-        coreset,
-        start="point",
-        chains=1,
-        steps=1,
-        samples=1,
-        burn_in=0.0,
-        point_learning_rate=1e-30,
-        augment=False,
-        seed=3,
-    )
+    settings: dict[str, Any] = {"start": "point", "chains": 1, "samples": 1, "augment": False, "seed": 3}
+    samples = pc.sample_posterior(coreset, sampler, steps=steps, point_learning_rate=0.05, **settings)
+    start = pc.sample_posterior(coreset, steps=1, burn_in=0.0, point_learning_rate=1e-30, **settings)
     module = samples.network.module(start.parameters[0, 0])
-    optimiser = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9, weight_decay=1 / coreset.data_size)
+    optimiser = build(module.parameters(), lr=rate, weight_decay=1 / coreset.data_size, **options)
     for step in range(steps):
         if step == steps // 2:
-            optimiser.param_groups[0]["lr"] = 0.005
+            optimiser.param_groups[0]["lr"] = rate / 10
         optimiser.zero_grad()
         torch.nn.functional.cross_entropy(module(coreset.images), coreset.labels).backward()
         optimiser.step()
     torch.testing.assert_close(samples.parameters[0, 0], samples.network.flatten(module), rtol=1e-4, atol=1e-5)
+
+
+def test_an_optimiser_is_no_sampler(coreset: pc.Coreset, bpc: Invoke) -> None:
+    with pytest.raises(InputError, match="draws no samples"):
+        pc.sample_posterior(coreset, "adam")
+    refused = bpc("run", "--sampler", "adam", "--method", "random")
+    assert refused.exit_code == 2 and "protocol 'point'" in " ".join(refused.stderr.split())
 
 
 def test_a_distilled_coreset_is_judged_by_the_steps_it_was_learned_with(digits: Dataset) -> None:

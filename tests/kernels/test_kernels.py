@@ -27,6 +27,7 @@ from pseudocoresets.kernels import (
     SCHEDULES,
     SGD,
     SGHMC,
+    Adam,
     AnyKernel,
     Cosine,
     Cyclical,
@@ -365,6 +366,7 @@ def test_divergence_is_reported() -> None:
         lambda: Cyclical(steps=10, cycles=2, exploration=0.8).keep_at(3),
         lambda: SGD(0.1, momentum=1.0),
         lambda: SGD(0.0),
+        lambda: Adam(0.1, beta2=1.0),
         lambda: Drop(at=-1),
         lambda: Cosine(steps=0),
         lambda: Polynomial(scale=0.0),
@@ -409,15 +411,24 @@ def test_schedule_scales_the_step() -> None:
         assert float(run.position) == pytest.approx(-0.1 * sum(schedule(t) for t in range(10)))
 
 
-def test_sgd_is_torchs_under_a_drop_of_the_rate() -> None:
+@pytest.mark.parametrize(
+    ("kernel", "torchs"),
+    [
+        (SGD(0.05, 0.8), lambda theta: torch.optim.SGD([theta], lr=0.05, momentum=0.8)),
+        (Adam(0.05, 0.8, 0.95), lambda theta: torch.optim.Adam([theta], lr=0.05, betas=(0.8, 0.95))),
+    ],
+)
+def test_an_optimiser_is_torchs_under_a_drop_of_the_rate(
+    kernel: AnyKernel, torchs: Callable[[Tensor], torch.optim.Optimizer]
+) -> None:
     """At any temperature, because it has no noise."""
     start = torch.randn(2, 3, generator=seeded(), dtype=torch.double)
     theta = start.clone().requires_grad_()
-    optimiser = torch.optim.SGD([theta], lr=0.05, momentum=0.8)
+    optimiser = torchs(theta)
     for step in range(8):
         optimiser.param_groups[0]["lr"] = 0.05 if step < 5 else 0.005
         optimiser.zero_grad()
         gaussian().potential(theta).sum().backward()
         optimiser.step()
-    run = run_chain(SGD(0.05, 0.8), start, gaussian(), 8, seeded(), schedule=Drop(5))
+    run = run_chain(kernel, start, gaussian(), 8, seeded(), schedule=Drop(5))
     torch.testing.assert_close(run.position, theta.detach())

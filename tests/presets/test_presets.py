@@ -91,6 +91,7 @@ def test_a_method_may_have_experts_and_a_protocol_of_its_own() -> None:
         ({"learning": {"cd": 5}}, "'learning' must map names to settings"),
         ({"expert_count": "six"}, "'expert_count' must be a whole number"),
         ({"experts_for": {"cd": {"expert_count": 2.5}}}, "'expert_count' must be a whole number"),
+        ({"calibration": 1.5}, "'calibration' must be a whole number"),
         ({"default_method": 5}, "'default_method' must be a name"),
         ({"before": {"bptt": {"method": "cd"}}}, "'before' must map methods to lists"),
         ({"before": {"bptt": [{"iterations": 5}]}}, "has a 'method'"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pseudocoresets.backends import Backend, ChainPlan, PlainBackend
-from pseudocoresets.backends.fused import FusedBackend, head
+from pseudocoresets.backends.fused import FusedBackend, head, norm
 from pseudocoresets.backends.fused.augmentation import FusedAugmentation, fused_augmentation
 from pseudocoresets.backends.fused.autograd import AutogradLayout, autograd_layout
 from pseudocoresets.backends.fused.chains import CapturedChains
@@ -88,15 +88,15 @@ def check(shape: tuple[int, int, int], depth: int, classes: int, images: int, so
 
 
 def check_mean_energies() -> dict[str, float]:
-    """The mean cross-entropy of a batch at two places, and its gradients."""
+    """The mean cross-entropy of a batch at two places, and its gradients, with convolutions of our own."""
     generator = torch.Generator().manual_seed(0)
-    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+    network = build_network("convnet:depth=3,width=16", (1, 32, 32), 10)
     layout = layout_of(network)
     assert isinstance(layout, Layout)
-    thetas, x, y = network.initialise(0, 2), torch.randn(5, 3, 8, 8, generator=generator), torch.arange(5)
-    workspace = EnergyGradient(layout.widened(2), 5, CPU, torch.float32)
+    thetas, x, y = network.initialise(0, 2), torch.randn(2, 1, 32, 32, generator=generator), torch.arange(2)
+    workspace = EnergyGradient(layout.widened(2), 2, CPU, torch.float32)
     energies, gradients = parameter_gradient(workspace, thetas, x, y)
-    wanted = [reference(network, theta, x, y, torch.full((5,), 0.2)) for theta in thetas]
+    wanted = [reference(network, theta, x, y, torch.full((2,), 0.5)) for theta in thetas]
     return {
         "energies": relative(energies, torch.stack([each[0].sum() for each in wanted])),
         "gradients": relative(gradients, torch.stack([each[1] for each in wanted])),
@@ -486,6 +486,23 @@ def check_augmentation(shape: tuple[int, int, int], mixed: bool) -> dict[str, fl
     return found | {"steps": relative(shared, apart), "steps gradient": relative(*gradients)}
 
 
+def check_norm(shape: tuple[int, int, int, int], groups: int) -> dict[str, float]:
+    """A group norm of channels-last images and its gradients, against PyTorch's in float64; no image may go around."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator).to(memory_format=torch.channels_last)
+    gamma, beta, pull = (torch.randn(size, generator=generator) for size in (shape[1], shape[1], shape))
+    assert norm._fits(x, groups)
+    sides = []
+    for dtype in (torch.float32, torch.float64):
+        given = [each.to(dtype).requires_grad_() for each in (x, gamma, beta)]
+        with norm.ChannelsLastNorms():
+            y = F.group_norm(given[0], groups, *given[1:], eps=0.1)
+        assert (y.grad_fn is not None and "NativeGroupNorm" in y.grad_fn.name()) == (dtype == torch.float64)
+        sides.append([y, *torch.autograd.grad(y, given, pull.to(dtype))])
+    names = ("output", "images", "gamma", "beta")
+    return {name: relative(*pair) for name, pair in zip(names, zip(*sides, strict=True), strict=True)}
+
+
 def check_kinds(mixed: bool) -> list[int]:
     """How often each of three kinds is drawn in sixty, as steps or as images of one step."""
     fused = FusedAugmentation(Augmentation(("color", "flip", "rotate"), mixed=mixed))
@@ -502,6 +519,7 @@ if __name__ == "__main__":
             check((1, 28, 28), 3, 10, 2, soft=True),
             check((3, 8, 8), 2, 20, 3, soft=False),
         ],
+        "norms": [check_norm((3, 24, 5, 3), 6), check_norm((2, 16, 4, 4), 16), check_norm((2, 8, 4, 4), 1)],
         "mean energies": check_mean_energies(),
         "chains": [
             check_chains(CONVNET, shared=True, soft=True, momentum=0.8),

@@ -41,13 +41,15 @@ def test_networks_are_measured_beside_the_plain_path(bpc: Invoke, monkeypatch: p
     cases = (
         bench.Case("mlp:width=4", 2),
         bench.Case("mlp:width=8", 2, learn_weights=True),
-        bench.Case("mlp", 1, "mala"),
+        bench.Case("mlp:width=4", 1, "hmc:leapfrog_steps=3", gradients_per_step=3),
     )
     monkeypatch.setattr(bench, "ON_CPU", cases)
     shown = bpc("bench", "--networks", "--device", "cpu", "--out", "n.json", "--json")
     rows = json.loads(shown.stdout)["rows"]
     assert [row["case"]["network"] for row in rows] == [case.network for case in cases]
     assert all(row["times_faster"] == row["plain"] / row["ours"] > 0 for row in rows)
-    assert [row["in_proportion"] is None for row in rows] == [True, False, True]
-    more = rows[1]["gflop_per_step"] / rows[0]["gflop_per_step"]
-    assert rows[1]["in_proportion"] == pytest.approx(rows[0]["ours"] * more)
+    assert [row["in_proportion_today"] is None for row in rows] == [True, False, False]
+    assert not any(row["in_proportion"] for row in rows)  # the bound was set on a GPU
+    more = rows[1]["gflop"] / rows[0]["gflop"]
+    assert rows[1]["in_proportion_today"] == pytest.approx(rows[0]["ours"] * more)
+    assert rows[2]["gflop"] / rows[0]["gflop"] == pytest.approx(3 / 2)

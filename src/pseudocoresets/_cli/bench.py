@@ -22,7 +22,7 @@ from pseudocoresets.workflows.bench_plot import save_bench_plot
 
 SIZES = "1,10,50"
 METHOD_COLUMNS = ("", "ms/update", "peak MB", "published loop ms", "times faster", "its MB", "paper s", "paper GB")
-NETWORK_COLUMNS = ("", "ms", "plain ms", "times faster", "GFLOP/step", "in proportion ms", "of that")
+NETWORK_COLUMNS = ("", "ms", "plain ms", "times faster", "GFLOP", "in proportion ms", "of that", "of today's")
 NOTE = (
     "An update is one of the images; each row's sides ran in processes of their own. The paper's seconds are of its "
     "own device and, for gm and dsa, of one network, which serves several updates."
@@ -54,8 +54,8 @@ def bench(
 
     With --methods: memory and seconds per iteration of construction methods, beside their published formulations as
     plain PyTorch loops and the paper's figures, and the plot of both against images per class.
-    With --networks: an iteration for other networks and samplers, on ten images, beside the plain path, and what the
-    ConvNet's time would be at their arithmetic.
+    With --networks: an iteration for other networks and samplers at ten images per class (on a CPU, one), beside the
+    plain path, and what the ConvNet's time would be at their arithmetic.
 
     Example: bpc bench --out bench.json
     """
@@ -122,7 +122,7 @@ def _show_networks(found: Iterable[NetworkCost], name: str, out: Path | None, js
     if json:
         print_json(document())
     else:
-        title = f"{name}, torch {torch.__version__}: an iteration on ten images"
+        title = f"{name}, torch {torch.__version__}: an iteration on {rows[0].images} images"
         print_table(title, NETWORK_COLUMNS, [_network_cells(row) for row in rows])
 
 
@@ -132,9 +132,10 @@ def _network_cells(row: NetworkCost) -> list[str]:
         f"{row.ours:,.4g}",
         f"{row.plain:,.4g}",
         f"{row.times_faster:.1f} x",
-        f"{row.gflop_per_step:,.3g}",
+        f"{row.gflop:,.4g}",
         "" if row.in_proportion is None else f"{row.in_proportion:,.4g}",
         "" if row.of_proportion is None else f"{row.of_proportion:.2f}",
+        "" if row.of_proportion_today is None else f"{row.of_proportion_today:.2f}",
     ]
 
 

@@ -84,6 +84,7 @@ def compare(
             seed=seed,
             expert_count=expert_count,
             method_options=options[name],
+            calibration=0,
             **given,
         )
         for name in names

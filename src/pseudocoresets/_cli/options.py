@@ -83,13 +83,28 @@ CoresetNetwork = Annotated[
 CoresetOrRun = Annotated[Path, typer.Argument(help="Coreset file, or a run folder.")]
 SamplerName = Annotated[
     str | None,
-    typer.Option("--sampler", help="Sampler of the posterior; default: the preset's.", rich_help_panel=SAMPLING),
+    typer.Option(
+        "--sampler",
+        help="Sampler of the posterior, or adam to train under 'point'; default: the preset's.",
+        rich_help_panel=SAMPLING,
+    ),
 ]
 Protocol = Annotated[str, typer.Option("--protocol", help="cold, point or expert.", rich_help_panel=SAMPLING)]
 MethodOptions = Annotated[
     list[str] | None,
     typer.Option(
         "--set", help="An option of the method, such as --set expert_epochs=0; repeatable.", rich_help_panel=METHOD
+    ),
+]
+Calibration = Annotated[
+    int | None,
+    typer.Option(
+        "--calibration",
+        min=0,
+        help="Training images that choose how sure the average over all chains should be; 0 leaves it as it is. "
+        "Default: the preset's.",
+        rich_help_panel=SAMPLING,
+        show_default=False,
     ),
 ]
 CheckpointSeconds = Annotated[

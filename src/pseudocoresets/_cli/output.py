@@ -58,11 +58,23 @@ def print_metrics(title: str, metrics: Mapping[str, Any], caption: str = "") -> 
     from pseudocoresets.evaluation.report import method_title
 
     alike = ["top class %", "total variation"] if "agreement" in metrics else []
-    columns = ["", *(metric.title for metric in METRICS.values()), "BMA accuracy %", "BMA NLL", *alike]
+    sharp = ["BMA ECE", "calibrated NLL", "calibrated ECE"] if "calibrated" in metrics else []
+    columns = ["", *(metric.title for metric in METRICS.values()), "BMA accuracy %", "BMA NLL", *sharp, *alike]
     made_by = method_title(metrics["method"], metrics["labels_learned"], metrics["formation"])
     sides = {"random real images (control)": metrics.get("control"), f"{made_by} coreset": metrics}
     rows = [[name, *_cells(side)] for name, side in sides.items() if side is not None]
-    print_table(title, columns, rows, caption)
+    print_table(title, columns, rows, "\n".join(line for line in (caption, *how_calibrated(metrics)) if line))
+
+
+def how_calibrated(metrics: Mapping[str, Any]) -> list[str]:
+    """A sentence on what made the averages as sure as they should be, where something did."""
+    blocks = {"coreset": metrics.get("calibrated"), "control": metrics.get("control", {}).get("calibrated")}
+    powers = [f"{name} {block['exponent']['mean']:.2f}" for name, block in blocks.items() if block]
+    if not powers:
+        return []
+    images = metrics["calibrated"]["images"]
+    chosen = f"that {images:,} training images chose"
+    return [f"Calibrated: averaged probabilities to the power ({', '.join(powers)}) {chosen}."]
 
 
 def warn_of_chains(metrics: Mapping[str, Any]) -> None:
@@ -80,4 +92,9 @@ def _cells(report: Mapping[str, Any]) -> list[str]:
     spreads = [metric.spread(report[name]["mean"], report[name]["std"]) for name, metric in METRICS.items()]
     alike = report.get("agreement")
     with_reference = [] if alike is None else [f"{100 * alike['top_class']:.1f}", f"{alike['total_variation']:.3f}"]
-    return spreads + [METRICS[name].value(report["ensemble"][name]) for name in ("accuracy", "nll")] + with_reference
+    average, sharp = report["ensemble"], report.get("calibrated")
+    averages = [METRICS[name].value(average[name]) for name in ("accuracy", "nll")]
+    if sharp is not None:
+        averages.append(METRICS["ece"].value(average["ece"]))
+        averages += [METRICS[name].value(sharp["ensemble"][name]) for name in ("nll", "ece")]
+    return spreads + averages + with_reference

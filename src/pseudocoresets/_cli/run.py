@@ -39,6 +39,7 @@ def run(
     preset: o.PresetName = "quick",
     protocol: o.Protocol = "cold",
     sampler: o.SamplerName = None,
+    calibration: o.Calibration = None,
     expert_count: o.ExpertCount = None,
     method_options: o.MethodOptions = None,
     seed: o.Seed = 0,
@@ -61,6 +62,7 @@ def run(
         seed=seed,
         expert_count=expert_count,
         method_options=parse_options(method_options or []),
+        calibration=calibration,
         **given,
     )
     folder = out or folder_for(dataset, plan.method, f"ipc{ipc}")

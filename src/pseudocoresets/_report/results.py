@@ -39,7 +39,19 @@ def result_groups(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     if own or other:
         rows = [_row(metric, own.get(key), other.get(key)) for key, metric in METRICS.items()]
         groups.append({"name": "All chains and samples averaged (Bayesian model average)", "rows": rows})
-    return groups
+    return groups + _calibrated_groups(section(metrics, "calibrated"), section(control, "calibrated"))
+
+
+def _calibrated_groups(own: Mapping[str, Any], control: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The average once more, raised to the power that training images chose, where there is one."""
+    if not own:
+        return []
+    averages = section(own, "ensemble"), section(control, "ensemble")
+    rows = [_row(metric, *(each.get(key) for each in averages)) for key, metric in METRICS.items()]
+    known = {"coreset": average(own, "exponent"), "control": average(control, "exponent")}
+    powers = ", ".join(f"{name} {power:.2f}" for name, power in known.items() if power is not None)
+    chosen = f", chosen on {own['images']:,} training images" if is_number(own.get("images")) else ""
+    return [{"name": f"The same average calibrated: to the power ({powers}){chosen}", "rows": rows}]
 
 
 def _single_row(key: str, own: Mapping[str, Any], control: Mapping[str, Any]) -> dict[str, str]:

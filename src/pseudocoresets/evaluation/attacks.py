@@ -24,7 +24,7 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import generator_for
 from pseudocoresets.data.dataset import Split
 from pseudocoresets.data.transforms import as_pixels
-from pseudocoresets.evaluation.report import Summary
+from pseudocoresets.evaluation.scores import Summary
 from pseudocoresets.inference.samples import PosteriorSamples
 
 EPSILONS = (1 / 255, 2 / 255, 4 / 255, 8 / 255)

@@ -15,43 +15,29 @@ from torch import Tensor
 from pseudocoresets._io import display
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
+from pseudocoresets.core.devices import HOST
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import derive_seed
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.dataset import Dataset, Split
-from pseudocoresets.evaluation.function_space import Agreement, Predictions, agreement, mean_agreement
-from pseudocoresets.evaluation.metrics import (
-    METRICS,
-    Reliability,
-    all_metrics,
-    pooled_reliability,
-    reliability,
+from pseudocoresets.evaluation.calibration import (
+    CALIBRATION_IMAGES,
+    Calibrated,
+    calibrated,
+    calibration_split,
+    fitted_exponents,
+    pooled_calibrated,
 )
+from pseudocoresets.evaluation.function_space import Agreement, Predictions, agreement, mean_agreement
+from pseudocoresets.evaluation.metrics import METRICS, Reliability, pooled_reliability, reliability
+from pseudocoresets.evaluation.scores import Summary, mean_ensemble, pooled_summary, scores
 from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.kernels.diagnostics import Diagnostics, function_space_diagnostics
+from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.networks import NetworkSpec
 
 CONTROL_DRAWS = 5
 CERTAIN_SHOWN = 12
-
-
-@dataclass(frozen=True)
-class Summary:
-    """One metric over several runs."""
-
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.values)
-
-    @property
-    def std(self) -> float:
-        """Sample deviation; 0 for a single run."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
-
-    def as_json(self) -> dict[str, Any]:
-        return {"mean": self.mean, "std": self.std, "values": list(self.values)}
 
 
 @dataclass(frozen=True)
@@ -62,17 +48,6 @@ class Certainty:
     label: int
     predicted: int
     confidence: float
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Each metric over single chains, and of the average over all of them."""
-
-    chains: Mapping[str, Summary]
-    ensemble: Mapping[str, float]
-
-    def as_json(self) -> dict[str, Any]:
-        return {name: summary.as_json() for name, summary in self.chains.items()} | {"ensemble": dict(self.ensemble)}
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,6 +74,8 @@ class EvaluationReport:
     """The average over all chains; not of several evaluations taken together."""
     agreement: Agreement | None = None
     """With a reference, where one was given."""
+    calibrated: Calibrated | None = None
+    """The same once the average over all chains, and each chain, is calibrated, where that was asked for."""
 
     def __repr__(self) -> str:
         numbers = ", ".join(
@@ -114,6 +91,11 @@ class EvaluationReport:
             [metric.title, *(metric.spread(getattr(each, name).mean, getattr(each, name).std) for _, each in sides)]
             for name, metric in METRICS.items()
         ]
+        for name in ("nll", "ece") if self.calibrated is not None else ():
+            metric, title = METRICS[name], f"{METRICS[name].title} of the average"
+            rows.append([title, *(metric.value(each.ensemble[name]) for _, each in sides)])
+            found = [metric.value(each.calibrated.scores.ensemble[name]) for _, each in sides if each.calibrated]
+            rows.append([f"{title}, calibrated", *found])
         warning = None if self.diagnostics is None else self.diagnostics.warning
         note = Markup("") if warning is None else Markup("<p>{}</p>").format(warning)
         return display.shown("Evaluation on test data", display.table(("", *(name for name, _ in sides)), rows), note)
@@ -134,9 +116,11 @@ class EvaluationReport:
         metrics = {name: getattr(self, name).as_json() for name in METRICS}
         beside = {} if self.control is None else {"control": self.control.as_json(), "gain": self.gain}
         alike = {} if self.agreement is None else {"agreement": self.agreement.as_json()}
+        sharp = {} if self.calibrated is None else {"calibrated": self.calibrated.as_json()}
         return (
             metrics
             | alike
+            | sharp
             | beside
             | {
                 "protocol": self.protocol,
@@ -158,6 +142,8 @@ def evaluate(
     control: bool = False,
     control_draws: int = CONTROL_DRAWS,
     reference: Predictions | None = None,
+    calibration: Split | None = None,
+    calibration_images: int = CALIBRATION_IMAGES,
 ) -> EvaluationReport:
     """Predict ``split`` with every sample and score the averages.
 
@@ -169,11 +155,23 @@ def evaluate(
         control_draws: How many draws of random images the control averages.
         reference: What the samples should predict like on the same data, such as samples of the full data's posterior
             do; ``report.agreement`` says how alike they are.
+        calibration: Images that choose how sure the average over all chains, and each chain, should be, such as
+            ``data.train``; never those that are judged. ``report.calibrated`` has the scores then. The control gets
+            its own calibration on the same terms.
+        calibration_images: How many of them, drawn at random.
     """
+    exponents = None
+    if calibration is not None:
+        exponents = fitted_exponents(samples, calibration_split(samples, calibration, split, calibration_images))
     probabilities, settings = samples.predict(split.images), samples.settings.as_json()
     own = Predictions.from_probabilities(probabilities, split, settings)
     alike = None if reference is None else agreement(own, reference, split)
-    report = replace(score(probabilities, split.labels, samples.protocol, settings), predictions=own, agreement=alike)
+    report = replace(
+        score(probabilities, split.labels, samples.protocol, settings),
+        predictions=own,
+        agreement=alike,
+        calibrated=None if exponents is None else calibrated(probabilities, split.labels, exponents),
+    )
     if not control:
         return report
     if samples.coreset is None or samples.again is None or split.dataset is None:
@@ -183,7 +181,16 @@ def evaluate(
         )
     coreset, like = samples.coreset, control_settings(samples.coreset)
     draws = [control_coreset(like, split.dataset, coreset.network, draw) for draw in range(control_draws)]
-    judged = [evaluate(samples.again(each), split, reference=reference) for each in draws]
+    judged = [
+        evaluate(
+            samples.again(each),
+            split,
+            reference=reference,
+            calibration=calibration,
+            calibration_images=calibration_images,
+        )
+        for each in draws
+    ]
     return replace(report, control=pooled(judged))
 
 
@@ -206,21 +213,20 @@ def control_coreset(settings: ConstructionSettings, data: Dataset, network: Netw
     """One draw of random real images: as many per class as ``settings`` ask for, and weighted as they say."""
     seed = derive_seed(settings.seed, "control", draw)
     own = replace(settings, seed=seed, initialisation="random", formation=1)
-    return real_coreset(data, own, network, "random")
+    chosen = SELECTIONS["random"].select(data, own.ipc, own.seed, None, HOST)
+    return replace(real_coreset(data, own, network, "random"), indices=chosen)
 
 
 def pooled(reports: Sequence[EvaluationReport]) -> EvaluationReport:
     """Several evaluations of the same kind as one: all runs together, averages of what belongs to each alone."""
     first = reports[0]
-    accuracy, nll, ece, brier = (
-        Summary(tuple(value for report in reports for value in getattr(report, name).values)) for name in METRICS
-    )
+    accuracy, nll, ece, brier = (pooled_summary([getattr(report, name) for report in reports]) for name in METRICS)
     return EvaluationReport(
         accuracy,
         nll,
         ece,
         brier,
-        ensemble={name: statistics.fmean(report.ensemble[name] for report in reports) for name in METRICS},
+        ensemble=mean_ensemble([report.ensemble for report in reports]),
         reliability=pooled_reliability([report.reliability for report in reports]),
         protocol=first.protocol,
         posterior=first.posterior,
@@ -229,6 +235,7 @@ def pooled(reports: Sequence[EvaluationReport]) -> EvaluationReport:
             tuple(map(sum, zip(*rows, strict=True))) for rows in zip(*(each.confusion for each in reports), strict=True)
         ),
         agreement=mean_agreement([each.agreement for each in reports if each.agreement is not None]),
+        calibrated=pooled_calibrated([each.calibrated for each in reports if each.calibrated is not None]),
     )
 
 
@@ -247,14 +254,6 @@ def _pooled_diagnostics(parts: Sequence[Diagnostics | None]) -> Diagnostics | No
         quantities=sum(part.quantities for part in found),
         warning=next((part.warning for part in found if part.warning is not None), None),
     )
-
-
-def scores(probabilities: Tensor, labels: Tensor) -> Scores:
-    """Of probabilities (chains, samples, n, classes)."""
-    labels = labels.to(probabilities.device)
-    single = [all_metrics(chain.mean(0), labels) for chain in probabilities]
-    chains = {name: Summary(tuple(run[name] for run in single)) for name in METRICS}
-    return Scores(chains, all_metrics(probabilities.flatten(0, 1).mean(0), labels))
 
 
 def score(probabilities: Tensor, labels: Tensor, protocol: str, posterior: Mapping[str, Any]) -> EvaluationReport:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pseudocoresets.data.corruptions import SEVERITIES, SHIFT_CORRUPTIONS, corrupt
 from pseudocoresets.data.dataset import Split
-from pseudocoresets.evaluation.report import Scores, scores
+from pseudocoresets.evaluation.scores import Scores, scores
 from pseudocoresets.inference.samples import PosteriorSamples
 
 Corrupted = Callable[[str, int], Tensor]

@@ -1,7 +1,7 @@
 """Posterior samples from a coreset, by protocol.
 
 cold     chains start from a fresh random initialisation and see only the coreset (the honest one, and the default)
-point    one network for each chain, trained on the coreset from scratch by SGD with momentum
+point    one network for each chain, trained on the coreset from scratch by SGD with momentum, or by Adam
 expert   chains start from an expert's snapshot, the last one unless ``start_epoch`` says otherwise; the full data
          leaks in through it, so a control belongs beside it
 """
@@ -38,6 +38,7 @@ from pseudocoresets.inference.samples import PosteriorSamples
 from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
 from pseudocoresets.kernels import (
     KERNELS,
+    OPTIMISERS,
     SCHEDULES,
     SGD,
     AnyKernel,
@@ -106,6 +107,7 @@ def sample_posterior(
     given = {"sampler": sampler, "chains": chains}
     given = {name: value for name, value in given.items() if value is not None} | settings
     chosen = build_settings(SamplingSettings, {**known, **given}, "The sampler")
+    chosen.require_for(start)
     device = resolve_device(device)
     used = network_for(coreset, network)
     return sample_network_posterior(
@@ -115,7 +117,7 @@ def sample_posterior(
 
 def kernel_name(sampler: str | AnyKernel | None) -> str | None:
     """The name under which a preset knows a sampler; None leaves the choice to the preset."""
-    text = sampler if isinstance(sampler, str) or sampler is None else written(sampler, KERNELS)
+    text = sampler if isinstance(sampler, str) or sampler is None else written(sampler, {**KERNELS, **OPTIMISERS})
     return text and parse_name(text, "sampler")[0]
 
 
@@ -200,14 +202,16 @@ class _Posterior:
             return self._run(self._plan(kernel, augmentation, schedule, settings.kept_steps()), positions, bar)
 
     def train_points(self, positions: Tensor, progress: Progress) -> Tensor:
-        """SGD on the mean cross-entropy plus the prior's decay; one sample per chain, the last position.
+        """SGD, or Adam, on the mean cross-entropy plus the prior's decay; one sample per chain, the last position.
 
         The learning rate is a tenth in the second half. Step sizes that were learned one by one are taken one by one.
         """
-        learned = self._learned_step_size if self._settings.learned_steps else None
+        optimiser = self._settings.optimiser
+        learned = self._learned_step_size if self._settings.learned_steps and optimiser is None else None
         if isinstance(learned, list):
             return self._finite(self._learned_steps(learned, positions), max(learned))[:, None]
-        kernel = SGD(self._settings.point_learning_rate if learned is None else learned, POINT_MOMENTUM)
+        rate = self._settings.point_learning_rate if learned is None else learned
+        kernel = optimiser or SGD(rate, POINT_MOMENTUM)
         schedule = Drop(max(1, round(POINT_DECAY_AT * self._settings.steps)))
         with task(progress, f"training on the coreset by {self._made_by}", self._settings.steps) as bar:
             return self._run(self._plan(kernel, self._augmentation, schedule), positions, bar)

@@ -6,14 +6,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.options import written
+from pseudocoresets.core.options import build_named, written
 from pseudocoresets.core.registry import parse_name
 from pseudocoresets.core.settings import RATE, SCALE, SEED, SHARE, TEMPERATURE, Range, check_ranges, counted, setting
-from pseudocoresets.kernels import KERNELS, SCHEDULES, AnyKernel, Cyclical
+from pseudocoresets.kernels import KERNELS, OPTIMISERS, SCHEDULES, AnyKernel, Cyclical
 
 PROTOCOLS = {
     "cold": "Chains start from a fresh random initialisation and see only the coreset.",
-    "point": "A network is trained on the coreset from scratch by SGD with momentum: a point estimate.",
+    "point": "A network is trained on the coreset from scratch by SGD with momentum, or by Adam: a point estimate.",
     "expert": "Chains start from the parameters of an expert that was trained on the full data.",
 }
 """Where chains start, by the name of the protocol."""
@@ -25,7 +25,8 @@ class SamplingSettings:
 
     sampler: str | AnyKernel = setting(
         "langevin",
-        "Sampler of the posterior and its options, such as hmc:leapfrog_steps=5; a kernel's own step size is used.",
+        "Sampler of the posterior and its options, such as hmc:leapfrog_steps=5; a kernel's own step size is used. "
+        "Protocol 'point': adam, or sgd with options such as sgd:momentum=0, in place of SGD with momentum.",
     )
     chains: int = setting(5, "Independent posterior chains.", within=counted(1e5))
     steps: int = setting(1000, "Steps of each posterior chain.", within=counted(1e9), option="--sampling-steps")
@@ -60,12 +61,31 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if isinstance(self.sampler, str):
+        if self.optimiser is None and isinstance(self.sampler, str):
             KERNELS[parse_name(self.sampler, "sampler")[0]]
         SCHEDULES[self.schedule]
         if self.samples > self.steps - round(self.burn_in * self.steps):
             raise InputError(
                 f"{self.samples} samples do not fit into the steps after burn-in; raise 'steps' or lower 'samples'."
+            )
+
+    @property
+    def optimiser(self) -> AnyKernel | None:
+        """What trains networks under the protocol ``point`` if the sampler is no sampler but an optimiser."""
+        if not isinstance(self.sampler, str):
+            return self.sampler if type(self.sampler) in OPTIMISERS.values() else None
+        name = parse_name(self.sampler, "sampler")[0]
+        if name not in OPTIMISERS:
+            return None
+        known = {"step_size": self.point_learning_rate} if name == "sgd" else {}
+        return build_named(OPTIMISERS, self.sampler, **known)
+
+    def require_for(self, protocol: str) -> None:
+        """Refuse to sample by what only trains."""
+        if self.optimiser is not None and protocol != "point":
+            raise InputError(
+                f"'{self.sampler}' trains a network and draws no samples; use it with the protocol 'point', or choose "
+                f"one of {', '.join(KERNELS)}."
             )
 
     def kept_steps(self) -> set[int]:
@@ -77,5 +97,5 @@ class SamplingSettings:
         return {first + (self.steps - first) * (i + 1) // self.samples for i in range(self.samples)}
 
     def as_json(self) -> dict[str, Any]:
-        sampler = self.sampler if isinstance(self.sampler, str) else written(self.sampler, KERNELS)
+        sampler = self.sampler if isinstance(self.sampler, str) else written(self.sampler, {**KERNELS, **OPTIMISERS})
         return asdict(replace(self, sampler=sampler))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from pseudocoresets.core.options import build_named
 from pseudocoresets.core.registry import Registry
+from pseudocoresets.kernels.adam import Adam
 from pseudocoresets.kernels.adaptation import DualAveraging, WarmUp, adapt_step_size, warm_up, with_step_size
 from pseudocoresets.kernels.chain import Chain, advance, run_chain, transitions
 from pseudocoresets.kernels.hmc import HMC
@@ -23,9 +24,11 @@ __all__ = [
     "KERNELS",
     "MALA",
     "NUTS",
+    "OPTIMISERS",
     "SCHEDULES",
     "SGD",
     "SGHMC",
+    "Adam",
     "AdjustedKernel",
     "AnyKernel",
     "Chain",
@@ -60,6 +63,8 @@ KERNELS: Registry[Callable[..., AnyKernel]] = Registry(
     group="pseudocoresets.kernels",
 )
 """Every Markov kernel by name; each takes ``step_size``."""
+OPTIMISERS: Registry[Callable[..., AnyKernel]] = Registry("optimiser", {"sgd": SGD, "adam": Adam})
+"""Transitions to a mode, by name; each takes ``step_size``."""
 
 
 def build_kernel(kernel: str | AnyKernel, step_size: float) -> AnyKernel:

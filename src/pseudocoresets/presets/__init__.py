@@ -69,6 +69,8 @@ class Preset:
     """What belongs to one protocol only, such as how long a chain that starts from an expert is."""
     before: Mapping[str, tuple[Before, ...]] = field(default_factory=dict)
     """By method, what makes the coreset that it starts from, in its order; the others start from real images."""
+    calibration: int = 0
+    """Training images that choose how sure the average over all chains should be; none where it stays as it is."""
     default_method: str = "cd"
     default_sampler: str = "langevin"
 
@@ -141,6 +143,8 @@ def _what_is_wrong(rule: Any) -> str | None:
     counted = (rule, *rule.get("experts_for", {}).values())
     if any(type(each.get("expert_count", 1)) is not int for each in counted):
         return "'expert_count' must be a whole number"
+    if type(rule.get("calibration", 0)) is not int:
+        return "'calibration' must be a whole number"
     for part in ("default_method", "default_sampler"):
         if not isinstance(rule.get(part, ""), str):
             return f"'{part}' must be a name"

@@ -82,7 +82,7 @@ class Measurement:
     peak_memory: int | None = None
     warm_up_seconds: float | None = None
     host: float | None = None
-    """Milliseconds that the host is busy with; where they are less than ``ours``, the device is what takes the time."""
+    """Milliseconds of the host's to launch a call, the device being idle; the device takes the rest of the time."""
 
     @property
     def ratio(self) -> float | None:
@@ -293,14 +293,15 @@ class _Bench:
         self._wait()
 
     def _host(self, step: Callable[[], object]) -> float:
-        """Milliseconds to launch a call, without waiting for the device."""
-        self._wait()
-        began = time.perf_counter()
+        """Median milliseconds to launch a call on a device that has nothing to do, so that no queue is full."""
+        times = []
         for _ in range(self._scale.iterations):
+            self._wait()
+            began = time.perf_counter()
             step()
-        milliseconds = 1e3 * (time.perf_counter() - began) / self._scale.iterations
+            times.append(1e3 * (time.perf_counter() - began))
         self._wait()
-        return milliseconds
+        return statistics.median(times)
 
     def _beside(self, step: Callable[[], object], reference: Callable[[], object] | None) -> tuple[float, float | None]:
         """Milliseconds of an iteration, and of the reference's where there is one.

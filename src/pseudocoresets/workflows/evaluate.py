@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pseudocoresets._io.files import require_writable, write_json
 from pseudocoresets.core.devices import threads_for
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.progress import Job, Stage
 from pseudocoresets.core.seeds import derive_seed
 from pseudocoresets.coreset import Coreset, require_same_shape
@@ -22,6 +23,7 @@ from pseudocoresets.data.corruptions import CORRUPTIONS
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.data.restoring import MissingWhitening
 from pseudocoresets.evaluation import EvaluationReport, Predictions, evaluate, pooled
+from pseudocoresets.evaluation.calibration import PRIVATE_CALIBRATION
 from pseudocoresets.evaluation.report import CONTROL_DRAWS, control_coreset
 from pseudocoresets.evaluation.shift import corrupted_split
 from pseudocoresets.inference.samples import PosteriorSamples
@@ -35,7 +37,7 @@ from pseudocoresets.workflows.plan import Plan, make_plan
 
 PASS_WITHOUT_GRADIENT = 1 / 3
 TASKS_OF_JUDGING = 2
-"""Sampling and predicting."""
+"""Sampling and predicting; to calibrate is one more."""
 
 
 def require_listed_shape(coreset: Coreset, dataset: str) -> None:
@@ -58,14 +60,20 @@ def evaluate_file(
     reference: Path | None = None,
     predictions: Path | None = None,
     controls: int = CONTROL_DRAWS,
+    calibration: int | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """The metrics of a coreset file beside its control, if it has draws; ``settings`` are those of ``make_plan``.
 
     With a ``corruption``, the test images are those of the data set under it. A ``reference`` is a file of predictions
-    to compare with; ``predictions`` is where to write the coreset's own.
+    to compare with; ``predictions`` is where to write the coreset's own. ``calibration`` training images choose how
+    sure predictions should be, or as many as the preset says, but none of private data.
     """
     coreset = Coreset.load(coreset_file)
+    if coreset.guarantee is not None:
+        if calibration:
+            raise InputError(PRIVATE_CALIBRATION)
+        calibration = 0
     known = None if reference is None else Predictions.load(reference)
     plan = make_plan(
         dataset=dataset or coreset.source,
@@ -74,6 +82,7 @@ def evaluate_file(
         network=network or (str(coreset.network) if coreset.network else "convnet"),
         ipc=max(1, round(coreset.images_per_class)),
         construction={"weights": coreset.configuration.get("settings", {}).get("weights", "full")},
+        calibration=calibration,
         **settings,
     )
     plan = replace(plan, control_draws=controls)
@@ -116,10 +125,11 @@ def evaluate_file(
 def judging_stages(plan: Plan, data: Dataset) -> list[Stage]:
     """Coreset and control; their work is counted in images that pass the network."""
     points, sampling = plan.construction.ipc * len(data.classes), plan.sampling
-    work = sampling.chains * (sampling.steps * points + PASS_WITHOUT_GRADIENT * sampling.samples * len(data.test))
-    draws = plan.control_draws
-    control = [Stage("control", draws * work, draws * TASKS_OF_JUDGING)] if draws else []
-    return [Stage("posterior", work, TASKS_OF_JUDGING), *control]
+    predicted = len(data.test) + min(plan.calibration, len(data.train))
+    work = sampling.chains * (sampling.steps * points + PASS_WITHOUT_GRADIENT * sampling.samples * predicted)
+    draws, tasks = plan.control_draws, TASKS_OF_JUDGING + (plan.calibration > 0)
+    control = [Stage("control", draws * work, draws * tasks)] if draws else []
+    return [Stage("posterior", work, tasks), *control]
 
 
 def judge(
@@ -132,7 +142,13 @@ def judge(
     reference: Predictions | None = None,
 ) -> EvaluationReport:
     """Sample the coreset's posterior as the plan has it and score it on the test data."""
-    return evaluate(sample_plan(plan, coreset, data, experts, place, network), data.test, reference=reference)
+    return evaluate(
+        sample_plan(plan, coreset, data, experts, place, network),
+        data.test,
+        reference=reference,
+        calibration=data.train if plan.calibration else None,
+        calibration_images=plan.calibration,
+    )
 
 
 def sample_plan(

@@ -15,6 +15,7 @@ from pseudocoresets.core.registry import Registry, parse_value
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.data import FOLDER_PREFIX, find_entry, full_name
 from pseudocoresets.dp import Budget
+from pseudocoresets.evaluation.calibration import require_unseen_by_starts
 from pseudocoresets.evaluation.report import CONTROL_DRAWS
 from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
 from pseudocoresets.methods import METHODS, build_gradient_method, method_options_from
@@ -52,15 +53,19 @@ class Plan:
     control_draws: int = CONTROL_DRAWS
     before: tuple[Stage, ...] = ()
     """In their order; each starts from the coreset of the one before it."""
+    calibration: int = 0
+    """Training images that choose how sure predictions should be; none where they stay as they are."""
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without calibration where there is none, as before there was any: records stay those of the same plan."""
+        return {name: value for name, value in asdict(self).items() if value or name != "calibration"}
 
     def defaults(self) -> dict[str, Any]:
         """What a record that lacks a setting means: the default of a new setting is what was done without it."""
         options = {} if self.method in SELECTIONS else build_gradient_method(self.method, {}).options()
         settings = {"experts": ExpertSettings, "construction": ConstructionSettings, "sampling": SamplingSettings}
-        return {**{name: asdict(kind()) for name, kind in settings.items()}, "method_options": options, "before": ()}
+        parts = {name: asdict(kind()) for name, kind in settings.items()}
+        return {**parts, "method_options": options, "before": (), "calibration": 0}
 
     def needs_experts(self) -> bool:
         """Whether its protocol, its method or one before draws from experts."""
@@ -102,11 +107,13 @@ def make_plan(
     sampling: Mapping[str, Any] | None = None,
     method_options: Mapping[str, Any] | None = None,
     built_by: str | None = None,
+    calibration: int | None = None,
 ) -> Plan:
     """A plan whose names are known to be right before anything long begins.
 
     No ``method`` is the preset's, and no ``sampler`` likewise. The posterior is sampled as one of a coreset of
-    ``built_by``, which is ``method`` unless another made the coreset.
+    ``built_by``, which is ``method`` unless another made the coreset. No ``calibration`` is the preset's, and none for
+    chains that start from experts.
     """
     require_dataset(dataset)
     dataset = full_name(dataset)
@@ -120,6 +127,18 @@ def make_plan(
     options = chosen.method_options(method) | method_options_from(method, method_options or {})
     if method not in SELECTIONS:
         build_gradient_method(method, options)
+    if calibration is None:
+        calibration = 0 if protocol == "expert" else chosen.calibration
+    if calibration < 0:
+        raise InputError(f"The number of images to calibrate on must be 0 or more; got {calibration}.")
+    if calibration > 0:
+        require_unseen_by_starts(protocol)
+    chain = build_settings(
+        SamplingSettings,
+        {**chosen.sampling_by(sampler, built_by or method, protocol), **(sampling or {}), "seed": seed},
+        "The sampling",
+    )
+    chain.require_for(protocol)
     initialisation = {"initialisation": method} if method in SELECTIONS else {}
     own = {**(construction or {}), "ipc": ipc, "seed": seed}
     return Plan(
@@ -130,13 +149,10 @@ def make_plan(
         expert_count=chosen.expert_count if expert_count is None else expert_count,
         experts=expert_settings(chosen, {**(experts or {}), "seed": seed}),
         construction=_construction({**chosen.construction_for(method), **own, **initialisation}),
-        sampling=build_settings(
-            SamplingSettings,
-            {**chosen.sampling_by(sampler, built_by or method, protocol), **(sampling or {}), "seed": seed},
-            "The sampling",
-        ),
+        sampling=chain,
         method_options=options,
         before=tuple(_stage(before, chosen, own) for before in chosen.before.get(method, ())),
+        calibration=calibration,
     )
 
 

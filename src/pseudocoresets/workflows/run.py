@@ -121,7 +121,7 @@ def accuracy_along(
             points, _ = read_tensors(path)
             steps[at] = replace(made.coreset, x=points["x"], y=points["y"], weights=points["weights"])
     steps[last] = made.coreset
-    one_chain = replace(plan, sampling=replace(plan.sampling, chains=1))
+    one_chain = replace(plan, sampling=replace(plan.sampling, chains=1), calibration=0)
     return [
         {"iteration": at, "accuracy": judge(one_chain, each, data, experts, place).accuracy.mean}
         for at, each in steps.items()

@@ -13,7 +13,7 @@ from torch import Tensor
 from pseudocoresets.backends.backend import IMAGES_PER_BLOCK, ChainPlan, ChainRunner, MeanEnergies
 from pseudocoresets.backends.fused.augmentation import fused_augmentation
 from pseudocoresets.backends.fused.autograd import AutogradLayout, autograd_layout
-from pseudocoresets.backends.fused.capture import captured
+from pseudocoresets.backends.fused.capture import Capturing
 from pseudocoresets.backends.fused.chains import CapturedChains
 from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
 from pseudocoresets.backends.fused.descent import CapturedDescent
@@ -35,6 +35,7 @@ from pseudocoresets.gradients.descent import Descent, Trajectory
 from pseudocoresets.gradients.learned import LEARNED_STEP_SIZE, learned_tensors
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network
+from pseudocoresets.models.networks.convnet import ConvNet
 
 STEPS_PER_BLOCK = 50
 TRAJECTORY_STEPS_PER_BLOCK = 100
@@ -59,6 +60,7 @@ class FusedBackend(PlainBackend):
     def __init__(self, device: str | torch.device, dtype: torch.dtype = torch.bfloat16) -> None:
         self._device = torch.empty(0, device=device).device
         self._dtype = dtype
+        self._capturing = Capturing()
         self._layouts: WeakKeyDictionary[Network, Layout | None] = WeakKeyDictionary()
         self._known: dict[str, Layout] = {}
         self._others: dict[str, AutogradLayout] = {}
@@ -109,7 +111,7 @@ class FusedBackend(PlainBackend):
         return fused_augmentation(given, shape)
 
     def repeated(self, work: Callable[[Randomness], T]) -> Callable[[Randomness], T]:
-        return CapturedIteration(work)
+        return CapturedIteration(work, self._capturing)
 
     def _features(self, layout: Layout, theta: Tensor, x: Tensor, of_layers: bool) -> list[Tensor]:
         """In a workspace of their own, which their gradient needs again."""
@@ -179,7 +181,7 @@ class FusedBackend(PlainBackend):
         shapes = ((name, each.shape, each.dtype) for name, each in tensors.items())
         key = (energy.model.network.fingerprint, energy.model.prior_scale, energy.data_size, *shapes)
         if key not in self._potentials:
-            self._potentials[key] = captured(lambda: CapturedFunction(energy.potential, tensors))
+            self._potentials[key] = self._capturing(lambda: CapturedFunction(energy.potential, tensors))
         known = self._potentials[key]
         return value_and_gradients(energy.potential, tensors) if known is None else known(tensors)
 
@@ -206,7 +208,9 @@ class FusedBackend(PlainBackend):
             return None
         key = (layout, network.spec.shape, chains, images, steps, soft, shared)
         if key not in self._chains:
-            self._chains[key] = captured(lambda: self._new_chains(layout, network, chains, images, steps, soft, shared))
+            self._chains[key] = self._capturing(
+                lambda: self._new_chains(layout, network, chains, images, steps, soft, shared)
+            )
         return self._chains[key]
 
     def _new_chains(
@@ -219,7 +223,8 @@ class FusedBackend(PlainBackend):
         soft: bool,
         shared: bool,
     ) -> CapturedChains:
-        dtype = self._dtype if isinstance(layout, Layout) else torch.float32
+        shallow = isinstance(layout, Layout) or isinstance(network.prototype, ConvNet)
+        dtype = self._dtype if shallow else torch.float32
         return CapturedChains(layout, network.spec.shape, chains, images, steps, soft, shared, self._device, dtype)
 
     def _captured_trajectory(
@@ -230,7 +235,7 @@ class FusedBackend(PlainBackend):
             return None
         key = (layout, network.spec.shape, chains, images, steps, soft)
         if key not in self._trajectories:
-            self._trajectories[key] = captured(
+            self._trajectories[key] = self._capturing(
                 lambda: self._new_trajectory(layout, network, chains, images, steps, soft)
             )
         return self._trajectories[key]

@@ -50,6 +50,65 @@ def slope_of_gradient(a, mean, rate, sum_d, sum_dz, pixels: tl.constexpr):
 
 
 @triton.jit
+def window_offsets(q, c, channels: tl.constexpr, pooled_side: tl.constexpr):
+    """Where the four sub-pixels of pooled pixels ``q`` lie in an image's activations, for channels ``c``."""
+    offset0 = (window_pixel(q, 0, pooled_side) * channels)[:, None] + c[None, :]
+    offset2 = offset0 + 2 * pooled_side * channels
+    return offset0, offset0 + channels, offset2, offset2 + channels
+
+
+@triton.jit
+def pool_norms(
+    z0,
+    z1,
+    z2,
+    z3,
+    image,
+    c,
+    gamma,
+    beta,
+    out,
+    out_image,
+    out_channel,
+    out_pixel,
+    means,
+    rates,
+    activation,
+    channels: tl.constexpr,
+    pooled_side: tl.constexpr,
+    epsilon: tl.constexpr,
+    keep: tl.constexpr,
+):
+    """p and the statistics of one image, given the sub-pixels of its pooled pixels (quarter, block)."""
+    quarter: tl.constexpr = pooled_side * pooled_side
+    q = tl.arange(0, quarter)
+    mean = tl.sum(z0 + z1 + z2 + z3, 0) / (4 * quarter)
+    z0 -= mean[None, :]
+    z1 -= mean[None, :]
+    z2 -= mean[None, :]
+    z3 -= mean[None, :]
+    variance = tl.sum(z0 * z0 + z1 * z1 + z2 * z2 + z3 * z3, 0) / (4 * quarter)
+    rate = 1.0 / tl.sqrt(variance + epsilon)
+    tl.store(means + image * channels + c, mean)
+    tl.store(rates + image * channels + c, rate)
+    scale = (tl.load(gamma + c) * rate)[None, :]
+    shift = tl.load(beta + c)[None, :]
+    z0 = tl.maximum(scale * z0 + shift, 0.0)
+    z1 = tl.maximum(scale * z1 + shift, 0.0)
+    z2 = tl.maximum(scale * z2 + shift, 0.0)
+    z3 = tl.maximum(scale * z3 + shift, 0.0)
+    if keep:
+        offset0, offset1, offset2, offset3 = window_offsets(q, c, channels, pooled_side)
+        activation += image * (4 * quarter * channels)
+        tl.store(activation + offset0, z0.to(activation.dtype.element_ty))
+        tl.store(activation + offset1, z1.to(activation.dtype.element_ty))
+        tl.store(activation + offset2, z2.to(activation.dtype.element_ty))
+        tl.store(activation + offset3, z3.to(activation.dtype.element_ty))
+    target = out + image * out_image + c[None, :] * out_channel + (q * out_pixel)[:, None]
+    tl.store(target, ((z0 + z1 + z2 + z3) * 0.25).to(out.dtype.element_ty))
+
+
+@triton.jit
 def _norm_relu_pool(
     z,
     gamma,
@@ -73,71 +132,40 @@ def _norm_relu_pool(
     start = image * (4 * quarter * channels)
     z += start
     q = tl.arange(0, quarter)
-    offset0 = (window_pixel(q, 0, pooled_side) * channels)[:, None] + c[None, :]
-    offset1 = offset0 + channels
-    offset2 = offset0 + 2 * pooled_side * channels
-    offset3 = offset2 + channels
+    offset0, offset1, offset2, offset3 = window_offsets(q, c, channels, pooled_side)
     z0 = tl.load(z + offset0).to(tl.float32)
     z1 = tl.load(z + offset1).to(tl.float32)
     z2 = tl.load(z + offset2).to(tl.float32)
     z3 = tl.load(z + offset3).to(tl.float32)
-    mean = tl.sum(z0 + z1 + z2 + z3, 0) / (4 * quarter)
-    z0 -= mean[None, :]
-    z1 -= mean[None, :]
-    z2 -= mean[None, :]
-    z3 -= mean[None, :]
-    variance = tl.sum(z0 * z0 + z1 * z1 + z2 * z2 + z3 * z3, 0) / (4 * quarter)
-    rate = 1.0 / tl.sqrt(variance + epsilon)
-    tl.store(means + image * channels + c, mean)
-    tl.store(rates + image * channels + c, rate)
-    scale = (tl.load(gamma + c) * rate)[None, :]
-    shift = tl.load(beta + c)[None, :]
-    z0 = tl.maximum(scale * z0 + shift, 0.0)
-    z1 = tl.maximum(scale * z1 + shift, 0.0)
-    z2 = tl.maximum(scale * z2 + shift, 0.0)
-    z3 = tl.maximum(scale * z3 + shift, 0.0)
-    if keep:
-        activation += start
-        tl.store(activation + offset0, z0.to(activation.dtype.element_ty))
-        tl.store(activation + offset1, z1.to(activation.dtype.element_ty))
-        tl.store(activation + offset2, z2.to(activation.dtype.element_ty))
-        tl.store(activation + offset3, z3.to(activation.dtype.element_ty))
-    target = out + image * out_image + c[None, :] * out_channel + (q * out_pixel)[:, None]
-    tl.store(target, ((z0 + z1 + z2 + z3) * 0.25).to(out.dtype.element_ty))
+    pool_norms(
+        z0, z1, z2, z3, image, c, gamma, beta, out, out_image, out_channel, out_pixel, means, rates, activation,
+        channels, pooled_side, epsilon, keep,
+    )  # fmt: skip
 
 
 @triton.jit
-def _norm_relu_pool_backward(
+def spread_gradient(
+    g,
+    image,
+    c,
     z,
     gamma,
     beta,
     means,
     rates,
-    gradient,
-    gradient_image,
-    gradient_channel,
-    gradient_pixel,
     dactivation,
     dz,
     dgamma,
     dbeta,
     channels: tl.constexpr,
     pooled_side: tl.constexpr,
-    block: tl.constexpr,
     seen: tl.constexpr,
 ):
-    image = tl.program_id(0).to(tl.int64)
-    c = tl.program_id(1) * block + tl.arange(0, block)
+    """dz of one image, and its part of dgamma and dbeta, given a quarter of the gradient of p (quarter, block)."""
     quarter: tl.constexpr = pooled_side * pooled_side
     start = image * (4 * quarter * channels)
     z += start
-    q = tl.arange(0, quarter)
-    offset0 = (window_pixel(q, 0, pooled_side) * channels)[:, None] + c[None, :]
-    offset1 = offset0 + channels
-    offset2 = offset0 + 2 * pooled_side * channels
-    offset3 = offset2 + channels
-    source = gradient + image * gradient_image + c[None, :] * gradient_channel + (q * gradient_pixel)[:, None]
-    g = tl.load(source).to(tl.float32) * 0.25
+    offset0, offset1, offset2, offset3 = window_offsets(tl.arange(0, quarter), c, channels, pooled_side)
     z0 = tl.load(z + offset0).to(tl.float32)
     z1 = tl.load(z + offset1).to(tl.float32)
     z2 = tl.load(z + offset2).to(tl.float32)
@@ -172,6 +200,36 @@ def _norm_relu_pool_backward(
     tl.store(dz + offset1, (a * d1 + (u * z1 + v)).to(dz.dtype.element_ty))
     tl.store(dz + offset2, (a * d2 + (u * z2 + v)).to(dz.dtype.element_ty))
     tl.store(dz + offset3, (a * d3 + (u * z3 + v)).to(dz.dtype.element_ty))
+
+
+@triton.jit
+def _norm_relu_pool_backward(
+    z,
+    gamma,
+    beta,
+    means,
+    rates,
+    gradient,
+    gradient_image,
+    gradient_channel,
+    gradient_pixel,
+    dactivation,
+    dz,
+    dgamma,
+    dbeta,
+    channels: tl.constexpr,
+    pooled_side: tl.constexpr,
+    block: tl.constexpr,
+    seen: tl.constexpr,
+):
+    image = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * block + tl.arange(0, block)
+    q = tl.arange(0, pooled_side * pooled_side)
+    source = gradient + image * gradient_image + c[None, :] * gradient_channel + (q * gradient_pixel)[:, None]
+    g = tl.load(source).to(tl.float32) * 0.25
+    spread_gradient(
+        g, image, c, z, gamma, beta, means, rates, dactivation, dz, dgamma, dbeta, channels, pooled_side, seen
+    )
 
 
 def norm_relu_pool(

@@ -1,30 +1,73 @@
-"""What happens where CUDA, cuDNN or Triton do not let themselves be captured: the plain path goes on."""
+"""Capturing CUDA graphs, and what happens where CUDA, cuDNN or Triton do not allow it: the plain path goes on."""
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 
 T = TypeVar("T")
+LIBRARIES = ("torch", "triton")
+"""Packages whose own lines say little about what could not be captured."""
 
 logger = logging.getLogger(__name__)
 
 
-def captured(build: Callable[[], T]) -> T | None:
-    """What ``build`` captures; None, with one line of warning, where something other than memory is in its way."""
+class Capturing:
+    """Builds what is captured; None where something other than memory is in its way, with one warning for a cause."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def __call__(self, build: Callable[[], T]) -> T | None:
+        try:
+            return build()
+        except Exception as error:  # the plain path computes the same
+            first = _first(error)
+            if isinstance(first, torch.OutOfMemoryError):
+                raise first from None
+            cause = str(first).split("\n")[0] + _line_of(first)
+            if cause not in self._known:
+                self._known.add(cause)
+                logger.warning("The fast path could not be captured (%s); the plain path is used.", cause)
+            return None
+
+
+@contextmanager
+def capture_into(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """What the block launches becomes ``graph``.
+
+    Python collects no garbage meanwhile: another graph that is freed during a capture invalidates it.
+    """
+    with without_collection(), torch.cuda.graph(graph):
+        yield
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Objects that hold each other are not freed within the block."""
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
-        return build()
-    except Exception as error:  # the plain path computes the same
-        first = _first(error)
-        if isinstance(first, torch.OutOfMemoryError):
-            raise first from None
-        logger.warning("The fast path could not be captured (%s); the plain path is used.", str(first).split("\n")[0])
-        return None
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _first(error: BaseException) -> BaseException:
     """What went wrong first: the end of a capture that was broken off is an error of its own."""
     return error if error.__context__ is None else _first(error.__context__)
+
+
+def _line_of(error: BaseException) -> str:
+    """The last line, ours or the user's, that led to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not set(LIBRARIES).intersection(Path(frame.filename).parts)]
+    return f", at {Path(own[-1].filename).name}:{own[-1].lineno}: {own[-1].line}" if own else ""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pseudocoresets.backends.fused.augmentation import fused_augmentation
 from pseudocoresets.backends.fused.autograd import AutogradGradient, AutogradLayout, Images
+from pseudocoresets.backends.fused.capture import capture_into
 from pseudocoresets.backends.fused.convnet import EnergyGradient
 from pseudocoresets.backends.fused.first_block import Patches, empty_patches
 from pseudocoresets.backends.fused.head import update
@@ -145,7 +146,7 @@ class CapturedChains:
             torch.cuda.synchronize()
             self._gradient.zero_()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with capture_into(graph):
                 self._all_steps()
         return graph
 

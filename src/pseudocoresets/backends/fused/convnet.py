@@ -1,7 +1,8 @@
 """The gradient of a ConvNet's energy by hand: about twenty kernels per step instead of seventy.
 
 For a ConvNet of 3x3 convolutions, instance norm, ReLU and 2x2 average pooling, in bfloat16 with float32 parameters.
-Inner convolutions are cuDNN's; everything else is fused (``first_block``, ``blocks``, ``head``). Parameters are kept in
+Inner convolutions are cuDNN's, or the ``small_blocks``' own; everything else is fused (``first_block``, ``blocks``,
+``head``). Parameters are kept in
 the order in which the kernels read them: each convolution's weight as (out, 3, 3, in) instead of (out, in, 3, 3).
 """
 
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends.fused import blocks, first_block, head
+from pseudocoresets.backends.fused import blocks, first_block, head, small_blocks
 from pseudocoresets.backends.fused.first_block import Patches
 from pseudocoresets.backends.fused.layout import Block, Layout
 
@@ -36,8 +37,12 @@ class EnergyGradient:
         self.dtype = dtype
         self.signs = torch.ones(layout.chains, device=device)
         inner = layout.blocks[1:]
-        self._convolved: list[Tensor] = []
-        self._dconvolved = [_channels_last(images, block.channels, block.side, device, dtype) for block in inner]
+        self._small = small_blocks.suit(layout, images, device, small_blocks.MOST_VALUES)
+        self._small_weights = small_blocks.suit(layout, images, device, small_blocks.MOST_VALUES_OF_WEIGHTS)
+        self._convolved, self._dconvolved = (
+            [_channels_last(count, block.channels, block.side, device, dtype) for block in inner]
+            for count in (images if self._small else 0, images)  # cuDNN makes its own
+        )
         self._pooled = [
             _channels_last(images, block.channels, block.side // 2, device, dtype) for block in layout.blocks
         ]
@@ -48,8 +53,10 @@ class EnergyGradient:
             torch.empty(rows, head.padded_classes(layout.classes), device=device) for _ in range(2)
         )
         self._dfeatures = torch.empty(rows, layout.features, device=device, dtype=dtype)
-        turned = layout.turned if layout.chains == 1 else layout.order[:0]
-        self._turned = torch.empty(len(turned), device=device, dtype=dtype)
+        self._turns = layout.chains == 1 and not self._small
+        self._turned = torch.empty(len(layout.turned) if self._turns else 0, device=device, dtype=dtype)
+        first = layout.blocks[0]
+        self._dpooled = _channels_last(images if self._small else 0, first.channels, first.side // 2, device, dtype)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._turning = torch.cuda.Event() if device.type == "cuda" else None
 
@@ -144,18 +151,20 @@ class EnergyGradient:
 
     def _forward(self, theta: Tensor, compact: Tensor, patches: Patches, activations: Sequence[Tensor] = ()) -> None:
         """Up through the blocks, writing ``activations``, of all blocks or none, on the way."""
-        self._convolved = []
+        chains = self.layout.chains
         for number, block in enumerate(self.layout.blocks):
-            gamma, beta, pooled = theta[block.gamma], theta[block.beta], self._pooled[number]
-            statistics = self._statistics[number]
-            activation = activations[number] if activations else None
+            gamma, beta, weight = theta[block.gamma], theta[block.beta], compact[block.weight]
+            made = (self._pooled[number], self._statistics[number], activations[number] if activations else None)
             if number == 0:
-                weight = compact[block.weight]
-                first_block.first_block(patches, weight, gamma, beta, pooled, statistics, activation)
+                first_block.first_block(patches, weight, gamma, beta, *made)
                 continue
-            z = _convolution(self._pooled[number - 1], _kernel(compact[block.weight], block.inputs), self.layout.chains)
-            self._convolved.append(z)
-            blocks.norm_relu_pool(z, gamma, beta, pooled, statistics, activation)
+            below = self._pooled[number - 1]
+            if self._small:
+                z = self._convolved[number - 1]
+                small_blocks.small_block(below, weight, chains, z, gamma, beta, *made)
+                continue
+            z = self._convolved[number - 1] = _convolution(below, _kernel(weight, block.inputs), chains)
+            blocks.norm_relu_pool(z, gamma, beta, *made)
 
     def _backward(
         self,
@@ -168,33 +177,49 @@ class EnergyGradient:
         dactivations: Sequence[Tensor] = (),
     ) -> None:
         """Down through the blocks, adding to ``gradient``; ``dactivations`` are those of all blocks or none."""
-        incoming = self._dfeatures.view(self._pooled[-1].shape)
-        if self._turning is not None and self.layout.chains == 1:
+        if self._turning is not None and self._turns:
             torch.cuda.current_stream().wait_event(self._turning)
+        incoming: Tensor | None = self._dfeatures.view(self._pooled[-1].shape)
         for number in reversed(range(len(self.layout.blocks))):
             block, statistics = self.layout.blocks[number], self._statistics[number]
-            gamma, beta = theta[block.gamma], theta[block.beta]
+            weight, gamma, beta = compact[block.weight], theta[block.gamma], theta[block.beta]
             dgamma, dbeta = gradient[block.gamma], gradient[block.beta]
             seen = dactivations[number] if dactivations else None
             if number == 0:
                 dweight = gradient[block.weight] if of_weights else None
+                assert incoming is not None
                 first_block.first_block_backward(
-                    patches, compact[block.weight], gamma, beta, statistics, incoming, dweight, dgamma, dbeta, dx,
-                    seen,
-                )  # fmt: skip
+                    patches, weight, gamma, beta, statistics, incoming, dweight, dgamma, dbeta, dx, seen
+                )
                 return
             z, dz = self._convolved[number - 1], self._dconvolved[number - 1]
-            blocks.norm_relu_pool_backward(z, gamma, beta, statistics, incoming, dz, dgamma, dbeta, seen)
-            below, chains = self._pooled[number - 1], self.layout.chains
+            if incoming is None:
+                above, dabove = compact[self.layout.blocks[number + 1].weight], self._dconvolved[number]
+                small_blocks.small_block_backward(
+                    dabove, above, self.layout.chains, z, gamma, beta, statistics, dz, dgamma, dbeta, seen
+                )
+            else:
+                blocks.norm_relu_pool_backward(z, gamma, beta, statistics, incoming, dz, dgamma, dbeta, seen)
             if of_weights:
-                with self._aside():
-                    dweight = _convolution_backward(dz, below, _kernel(compact[block.weight], block.inputs), chains)[1]
-                    gradient[block.weight].view(block.channels, 3, 3, block.inputs).copy_(dweight.permute(0, 2, 3, 1))
-            incoming = self._input_gradient(number, compact)
+                self._weight_gradient(number, weight, gradient[block.weight])
+            incoming = None if self._small and number > 1 else self._input_gradient(number, compact)
+
+    def _weight_gradient(self, number: int, weight: Tensor, dweight: Tensor) -> None:
+        """Add that of a block's convolution, which is zero before."""
+        block, dz, below = self.layout.blocks[number], self._dconvolved[number - 1], self._pooled[number - 1]
+        with self._aside():
+            if self._small_weights:
+                small_blocks.small_weight_gradient(dz, below, self.layout.chains, dweight)
+                return
+            found = _convolution_backward(dz, below, _kernel(weight, block.inputs), self.layout.chains)[1]
+            dweight.view(block.channels, 3, 3, block.inputs).copy_(found.permute(0, 2, 3, 1))
 
     def _input_gradient(self, number: int, compact: Tensor) -> Tensor:
         """Through a block's convolution; cuDNN's own gradient is the better one for several chains."""
         block, dz = self.layout.blocks[number], self._dconvolved[number - 1]
+        if self._small:
+            small_blocks.small_input_gradient(dz, compact[block.weight], self.layout.chains, self._dpooled)
+            return self._dpooled
         if self.layout.chains > 1:
             weight = _kernel(compact[block.weight], block.inputs)
             return _convolution_backward(dz, self._pooled[number - 1], weight, self.layout.chains, of_weight=False)[0]
@@ -203,7 +228,7 @@ class EnergyGradient:
 
     def _turn(self, compact: Tensor) -> None:
         """The weights for the way down, while the way up goes on: see ``Layout.turned``."""
-        if self.layout.chains > 1:
+        if not self._turns:
             return
         with self._aside():
             torch.index_select(compact, 0, self.layout.turned, out=self._turned)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from pseudocoresets.backends.fused.capture import capture_into
 from pseudocoresets.backends.fused.chains import cudnn_benchmark
 
 WARM_UPS = 2
@@ -64,6 +65,6 @@ class CapturedFunction:
             torch.cuda.current_stream().wait_stream(warm_up)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with capture_into(graph):
                 self._work()
         return graph

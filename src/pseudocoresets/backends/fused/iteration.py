@@ -10,7 +10,7 @@ from typing import Generic, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends.fused.capture import captured
+from pseudocoresets.backends.fused.capture import Capturing, capture_into
 from pseudocoresets.backends.fused.chains import cudnn_benchmark
 from pseudocoresets.core.seeds import Randomness
 
@@ -95,8 +95,9 @@ class CapturedIteration(Generic[T]):
     Work that decides something on the host after all, or that cannot be captured, is done again and again.
     """
 
-    def __init__(self, work: Callable[[Randomness], T]) -> None:
+    def __init__(self, work: Callable[[Randomness], T], capturing: Capturing) -> None:
         self._work = work
+        self._capturing = capturing
         self._runs = 0
         self._slots: list[Slot] = []
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -108,7 +109,7 @@ class CapturedIteration(Generic[T]):
         if self._runs <= WARM_UPS:
             return self._warm_up(randomness)
         if self._graph is None and self._capturable:
-            self._graph = captured(lambda: self._capture(randomness.device))
+            self._graph = self._capturing(lambda: self._capture(randomness.device))
             self._capturable = self._graph is not None
         if self._graph is None:
             return self._work(randomness)
@@ -132,7 +133,7 @@ class CapturedIteration(Generic[T]):
             graph.register_generator_state(each)
         torch.cuda.synchronize()
         try:
-            with cudnn_benchmark(), torch.cuda.graph(graph):
+            with cudnn_benchmark(), capture_into(graph):
                 self._result = self._work(CapturedRandomness(NoDecisions(), generator, iter(self._slots)))
         except HostDecision:
             return None

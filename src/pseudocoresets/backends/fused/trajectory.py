@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.backends.fused.adjoint import probe_places, pull_back, set_probes
+from pseudocoresets.backends.fused.capture import capture_into
 from pseudocoresets.backends.fused.chains import aligned_rows, cudnn_benchmark, replay
 from pseudocoresets.backends.fused.convnet import EnergyGradient
 from pseudocoresets.backends.fused.first_block import empty_patches
@@ -179,7 +180,7 @@ class CapturedTrajectory:
                 torch.cuda.current_stream().wait_stream(warm_up)
                 torch.cuda.synchronize()
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
+                with capture_into(graph):
                     whole()
                 graphs.append(graph)
         return graphs[0], graphs[1]

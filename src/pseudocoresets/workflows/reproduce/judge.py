@@ -58,7 +58,7 @@ class Order:
     data_dir: Path = Path("data")
     experts_dir: Path | None = None
     coresets: Path | None = None
-    """Recorded coresets, DATASET-ipcN-METHOD.safetensors, which are judged instead of making new ones."""
+    """Recorded coresets, DATASET-ipcN-VARIANT.safetensors or with the method's name, judged instead of new ones."""
     scale: Scale = field(default_factory=Scale)
     command: str | None = None
 
@@ -68,11 +68,12 @@ class Order:
     def recorded(self, cell: ReproductionCell) -> Path | None:
         """The recorded coreset of a cell, if there is one: of the variant's own settings, and the first seed."""
         made = cell.made
-        name = f"{made.dataset}-ipc{made.ipc}-{VARIANTS[made.variant].method}.safetensors"
         plain = made == Made(made.dataset, made.ipc, made.variant, main_network(made.dataset))
-        plain = plain and made.variant != "published"
-        path = None if self.coresets is None or not plain else self.coresets / name
-        return path if path is not None and path.is_file() else None
+        if self.coresets is None or not plain or made.variant == "published":
+            return None
+        names = dict.fromkeys((made.variant, VARIANTS[made.variant].method))
+        paths = (self.coresets / f"{made.dataset}-ipc{made.ipc}-{name}.safetensors" for name in names)
+        return next((path for path in paths if path.is_file()), None)
 
     def anywhere(self) -> Order:
         """The same for a process in another folder."""
