@@ -1,11 +1,11 @@
 """What a step costs on a GPU, and which tiles its kernels should have.
 
     python benchmarks/kernels.py steps --out steps.json
-    python benchmarks/kernels.py steps --small-blocks 0 --out without.json
+    python benchmarks/kernels.py steps --cudnn --out cudnn.json
     python benchmarks/kernels.py tiles --block first --out tiles.json
 
 ``steps`` measures captured steps of chains and of unrolled trajectories, for CIFAR-10's shapes and the ConvNet D3W128;
-``--small-blocks`` is the bound below which blocks compute their own convolutions. ``tiles`` measures each kernel of the
+with ``--cudnn`` all convolutions are cuDNN's, those of few images too. ``tiles`` measures each kernel of the
 blocks under every tile it could have. Microseconds, the median of several replays of a
 graph. Both print a table.
 """
@@ -24,7 +24,7 @@ from unittest import mock
 
 import torch
 
-from pseudocoresets.backends.fused import blocks, convnet, first_block, small_blocks
+from pseudocoresets.backends.fused import blocks, first_block, small_blocks
 from pseudocoresets.backends.fused.chains import CapturedChains
 from pseudocoresets.backends.fused.layout import Layout, layout_of
 from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
@@ -118,56 +118,6 @@ def norm_work(images: int, channels: int, pooled_side: int, block: int, warps: i
     }
 
 
-def small_work(
-    images: int, channels: int, pooled_side: int, block: int, depth: int, warps: int, stages: int
-) -> dict[str, Callable[[], object]]:
-    """A block with its convolution, and what it replaces, for chains of 128 channels each."""
-    chains, side = channels // 128, 2 * pooled_side
-
-    def activations(side: int) -> torch.Tensor:
-        values = torch.randn(images, channels, side, side, device=CUDA).bfloat16()
-        return values.to(memory_format=torch.channels_last)
-
-    below, z, dz, pooled, dz_above = (activations(each) for each in (side, side, side, pooled_side, pooled_side))
-    weight = torch.randn(channels * 9 * 128, device=CUDA).bfloat16()
-    dweight = torch.zeros(channels * 9 * 128, device=CUDA)
-    gamma, beta, dgamma, dbeta = (torch.ones(channels, device=CUDA) for _ in range(4))
-    kept = torch.ones(2, images, channels, device=CUDA)
-    kernel = convnet._kernel(weight, 128)
-    norm, given = (gamma, beta), (gamma, beta, kept)
-
-    def tiled(work: Callable[..., None], *tensors: Any) -> Callable[[], object]:
-        names = {"CHANNELS": block, "DEPTH": depth, "WARPS": warps, "STAGES": stages}
-
-        def run() -> None:
-            with mock.patch.multiple(small_blocks, **names):
-                work(*tensors)
-
-        return run
-
-    def apart_weights() -> None:
-        found = convnet._convolution_backward(dz, below, kernel, chains)[1]
-        dweight.view(channels, 3, 3, 128).copy_(found.permute(0, 2, 3, 1))
-
-    def apart() -> None:
-        blocks.norm_relu_pool(convnet._convolution(below, kernel, chains), *norm, pooled, kept)
-
-    def apart_backward() -> None:
-        incoming = convnet._convolution(dz_above, kernel, chains)
-        blocks.norm_relu_pool_backward(z, *given, incoming, dz, dgamma, dbeta)
-
-    return {
-        "small": tiled(small_blocks.small_block, below, weight, chains, z, *norm, pooled, kept),
-        "small backward": tiled(
-            small_blocks.small_block_backward, dz_above, weight, chains, z, *given, dz, dgamma, dbeta
-        ),
-        "small weights": tiled(small_blocks.small_weight_gradient, dz, below, chains, dweight),
-        "small, apart": apart,
-        "small weights, apart": apart_weights,
-        "small backward, apart": apart_backward,
-    }
-
-
 def first_work(
     images: int, channels: int, of_images: bool, rows: int, block: int, warps: int
 ) -> dict[str, Callable[[], object]]:
@@ -202,10 +152,6 @@ def first_work(
 def all_tiles() -> Iterator[tuple[str, tuple[Any, ...]]]:
     for channels, pooled_side, block, warps in itertools.product(CHANNELS, (8, 4), (16, 32, 64), (1, 2, 4, 8)):
         yield "norm", (channels, pooled_side, block, warps)
-    for channels, pooled_side, block, depth, warps, stages in itertools.product(
-        CHANNELS, (8, 4), (16, 32), (64, 128), (4, 8), (2, 3)
-    ):
-        yield "small", (channels, pooled_side, block, depth, warps, stages)
     tiles = itertools.product((32, 64, 128), (16, 32, 64, 128), (4, 8))
     for channels, (rows, block, warps) in itertools.product(CHANNELS, tiles):
         if rows * block <= 8192:
@@ -217,7 +163,7 @@ def all_tiles() -> Iterator[tuple[str, tuple[Any, ...]]]:
 def tile_times(kind: str, tile: tuple[Any, ...], sizes: tuple[int, ...]) -> list[dict[str, Any]]:
     """Microseconds of both ways at each number of images."""
     rows = []
-    makes = {"norm": norm_work, "small": small_work, "first": first_work}[kind]
+    makes = {"norm": norm_work, "first": first_work}[kind]
     for images in sizes:
         for name, work in makes(images, *tile).items():
             rows.append({"kernel": name, "images": images, "tile": tile, "us": round(microseconds(work, 10), 1)})
@@ -238,8 +184,7 @@ def all_tile_times(block: str | None, processes: int) -> list[dict[str, Any]]:
     with ProcessPoolExecutor(processes, mp_context=torch.multiprocessing.get_context("spawn")) as pool:
         failures = dict(zip(jobs, pool.map(compiled, jobs), strict=True))
     print(*filter(None, failures.values()), sep="\n", flush=True)
-    sizes = {kind: IMAGES[:1] if kind == "small" else IMAGES for kind, _ in jobs}
-    rows = [row for job in jobs if not failures[job] for row in tile_times(*job, sizes=sizes[job[0]])]
+    rows = [row for job in jobs if not failures[job] for row in tile_times(*job, sizes=IMAGES)]
     for case in sorted({(r["kernel"], r["images"], *r["tile"][:2]) for r in rows}):
         alike = (r for r in rows if (r["kernel"], r["images"], *r["tile"][:2]) == case)
         print(*case, [(r["tile"][2:], r["us"]) for r in sorted(alike, key=lambda r: r["us"])[:4]], flush=True)
@@ -251,10 +196,11 @@ def main() -> None:
     parser.add_argument("what", choices=("steps", "tiles"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--processes", type=int, default=14, help="that compile kernels before they are measured")
-    parser.add_argument("--block", choices=("first", "small", "norm"), help="the only kernels to measure tiles of")
-    parser.add_argument("--small-blocks", type=int, default=small_blocks.MOST_VALUES, help="values they may have")
+    parser.add_argument("--block", choices=("first", "norm"), help="the only kernels to measure tiles of")
+    parser.add_argument("--cudnn", action="store_true", help="no blocks with convolutions of their own")
     options = parser.parse_args()
-    small_blocks.MOST_VALUES = options.small_blocks
+    if options.cudnn:
+        small_blocks.MOST_VALUES = small_blocks.MOST_VALUES_OF_WEIGHTS = 0
     rows = list(step_times()) if options.what == "steps" else all_tile_times(options.block, options.processes)
     options.out.write_text(json.dumps({**provenance(), "microseconds": rows}, indent=1) + "\n")
 

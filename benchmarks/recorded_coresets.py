@@ -4,7 +4,8 @@
 
 For every file in results/coresets: the row of results/paper_cells.json of the same cell, method and seed, the way of
 sampling that held-out data chose there, five chains, and the test data, beside the row's own figures. Chains are other
-random numbers on another device, so single chains differ by their own spread.
+random numbers on another device, so single chains differ by their own spread. Beside the plain average stands the one
+that training images calibrate.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import torch
 
 import pseudocoresets as pc
 from pseudocoresets.data import Dataset, load_dataset
-from pseudocoresets.evaluation.scores import scores
 from pseudocoresets.workflows.provenance import provenance
 
 HERE = Path(__file__).parent / "results"
@@ -48,8 +48,9 @@ def again(path: Path, data: Dataset, rows: list[dict[str, Any]]) -> dict[str, An
     coreset = pc.Coreset.load(path).restored(data)
     row = record_of(coreset, dataset, int(size.removeprefix("ipc")), rows)
     samples = pc.sample_posterior(coreset, preset="paper", **sampling_of(row))
-    found = scores(samples.predict(data.test.images), data.test.labels)
-    chains, averaged = found.chains["accuracy"], found.ensemble
+    report = pc.evaluate(samples, data.test, calibration=data.train)
+    assert report.calibrated is not None
+    chains, averaged, sharp = report.accuracy, report.ensemble, report.calibrated
     return {
         "file": path.name,
         "one_chain": round(100 * chains.mean, 2),
@@ -57,6 +58,8 @@ def again(path: Path, data: Dataset, rows: list[dict[str, Any]]) -> dict[str, An
         "averaged": round(100 * averaged["accuracy"], 2),
         "nll": round(averaged["nll"], 4),
         "ece": round(averaged["ece"], 4),
+        "calibrated": {name: round(sharp.scores.ensemble[name], 4) for name in ("nll", "ece")}
+        | {"exponent": round(sharp.exponent.mean, 3), "images": sharp.images},
         "recorded": {
             "one_chain": round(100 * row["test"]["chain_accuracy"], 2),
             "averaged": round(100 * row["test"]["accuracy"], 2),

@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from pseudocoresets.evaluation.paper import best_paper_accuracy, paper_figure
-from pseudocoresets.workflows.cells import Document
+from pseudocoresets.workflows.cells import Document, markdown_table
 from pseudocoresets.workflows.reproduce.catalogue import FIGURES, TABLES
 from pseudocoresets.workflows.reproduce.cells import Made, ReproductionCell
 from pseudocoresets.workflows.reproduce.scale import Scale
-from pseudocoresets.workflows.reproduce.tables import lines_of, markdown, read_records
+from pseudocoresets.workflows.reproduce.tables import UNITS, Reading, lines_of, markdown, read_records
 
 ROOT = Path(__file__).parent.parent
 METHODS = ROOT / "benchmarks/results/methods_ipc10.json"
@@ -56,6 +56,12 @@ SUMMARY_HEADER = (
 SOFT_HEADER = (
     "data", "ipc", "bptt, hard %", "soft %", "NLL hard", "soft", "ECE soft", "control, hard %", "soft %", "NLL soft",
 )  # fmt: skip
+PROTOCOLS_HEADER = (
+    "data", "images per class", "protocol", "paper %", "one chain / average %", "control %", "starts alone %",
+)  # fmt: skip
+PROTOCOLS_INTRODUCTION = """
+### The method as published, by protocol
+"""
 INTRODUCTION = """# Results
 
 This page is written by `python benchmarks/tables.py` from `benchmarks/results/`; do not edit it.
@@ -98,6 +104,7 @@ here and averages its iterates, so it is not the paper's own experiment.
 def reproduced(document: dict[str, Any]) -> Iterator[str]:
     """The tables of ``bpc reproduce`` that have records, those of ``document`` among them."""
     records = {**earlier_records(document), **read_records(REPRODUCED)}
+    yield from by_protocol(records)
     absent = []
     for name, each in TABLES.items():
         lines = lines_of(each, records, Scale())
@@ -109,6 +116,25 @@ def reproduced(document: dict[str, Any]) -> Iterator[str]:
         yield f"\nNo records yet: {', '.join(absent)}."
 
 
+def by_protocol(records: Mapping[ReproductionCell, Document]) -> Iterator[str]:
+    """The paper's method under each protocol, beside its control and its starts alone."""
+    lines = [line for line in lines_of(TABLES["main"], records, Scale()) if line.has_records]
+    rows = []
+    for line in lines:
+        cell, accuracy = line.entry.cell, line.comparisons[0]
+        if cell.made.variant == "published" and cell.made.options == ():
+            shown = map(both, (accuracy.ours, accuracy.control, accuracy.starts))
+            rows.append([line.place.dataset, str(line.place.ipc), cell.protocol, accuracy.paper_text, *shown])
+    if rows:
+        yield PROTOCOLS_INTRODUCTION
+        yield from markdown_table(PROTOCOLS_HEADER, rows)
+
+
+def both(reading: Reading | None) -> str:
+    """One chain and the average, in per cent."""
+    return "" if reading is None else f"{reading.text(UNITS['accuracy'])} / {reading.averaged_text(UNITS['accuracy'])}"
+
+
 def earlier_records(document: dict[str, Any]) -> dict[ReproductionCell, Document]:
     """Rows of paper_cells.json as cells: those of our best method, of which single chains have their mean only."""
     found: dict[ReproductionCell, Document] = {}
@@ -118,11 +144,6 @@ def earlier_records(document: dict[str, Any]) -> dict[ReproductionCell, Document
             cell = ReproductionCell(Made(row["dataset"], row["ipc"], "best", seed=row["seed"]))
             found[cell] = {"metrics": {"accuracy": {"values": [test["chain_accuracy"]]}, "ensemble": test}}
     return found
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    for cells in (header, ["---"] * len(header), *rows):
-        yield "| " + " | ".join(cells) + " |"
 
 
 def row_cells(label: str, rows: list[dict[str, Any]], control: float) -> list[str]:
@@ -158,12 +179,12 @@ def paper_cells(document: dict[str, Any]) -> Iterator[str]:
             groups[row["dataset"]][row["ipc"], row["label"]].append(row)
     places = [(dataset, ipc) for dataset, cells in groups.items() for ipc in sorted({ipc for ipc, _ in cells})]
     yield "\n### Summary\n"
-    yield from table(SUMMARY_HEADER, [summary_row(dataset, ipc, groups[dataset]) for dataset, ipc in places])
+    yield from markdown_table(SUMMARY_HEADER, [summary_row(dataset, ipc, groups[dataset]) for dataset, ipc in places])
     for dataset, cells in groups.items():
         yield f"\n### {dataset}\n"
         shown = [(ipc, label) for (ipc, label), rows in cells.items() if label not in SOFT and "test" in rows[0]]
         shown.sort(key=lambda cell: (cell[0], _mean(cells[cell], "accuracy")))
-        yield from table(CELL_HEADER, [cell_row(ipc, label, cells) for ipc, label in shown])
+        yield from markdown_table(CELL_HEADER, [cell_row(ipc, label, cells) for ipc, label in shown])
         for place in places:
             if place[0] == dataset:
                 yield from picture_line(*place, "bptt")
@@ -171,7 +192,7 @@ def paper_cells(document: dict[str, Any]) -> Iterator[str]:
     yield "The coreset of `bptt`, and as a control the random real images, each with labels that were learned too. One"
     yield "construction each, beside the same with hard labels.\n"
     softened = [(dataset, ipc) for dataset, ipc in places if (ipc, "bptt-labels") in groups[dataset]]
-    yield from table(SOFT_HEADER, [soft_row(dataset, ipc, groups[dataset]) for dataset, ipc in softened])
+    yield from markdown_table(SOFT_HEADER, [soft_row(dataset, ipc, groups[dataset]) for dataset, ipc in softened])
     yield ""
     experts = [row for row in document["rows"] if "experts" in row]
     made = "; ".join(f"{row['experts']} {row['seconds']:.0f} s" for row in experts)
@@ -286,7 +307,7 @@ def cells_of(document: dict[str, Any]) -> Iterator[str]:
         control = statistics.fmean(row["accuracy"] for row in labels["random"])
         order = sorted(labels, key=lambda label: statistics.fmean(row["accuracy"] for row in labels[label]))
         yield f"\n### {dataset}\n"
-        yield from table(HEADER, [row_cells(label, labels[label], control) for label in reversed(order)])
+        yield from markdown_table(HEADER, [row_cells(label, labels[label], control) for label in reversed(order)])
         yield from picture_line(dataset, ipc, "wasserstein")
 
 
@@ -315,7 +336,7 @@ def settings_of(document: dict[str, Any]) -> Iterator[str]:
                     ", ".join(f"{name.replace('_', ' ')} {learning[name]}" for name in shown),
                 ]
             )
-    yield from table(("data", "method", "options", "learning"), rows)
+    yield from markdown_table(("data", "method", "options", "learning"), rows)
     commands = "\n".join(document["command"])
     yield f"\nMade at commit {document['commit']} on one {document['device']} (torch {document['torch']}) by\n"
     yield f"```\n{commands}\n```"

@@ -90,10 +90,10 @@ def check(shape: tuple[int, int, int], depth: int, classes: int, images: int, so
 def check_mean_energies() -> dict[str, float]:
     """The mean cross-entropy of a batch at two places, and its gradients, with convolutions of our own."""
     generator = torch.Generator().manual_seed(0)
-    network = build_network("convnet:depth=3,width=16", (3, 16, 16), 10)
+    network = build_network("convnet:depth=3,width=16", (1, 32, 32), 10)
     layout = layout_of(network)
     assert isinstance(layout, Layout)
-    thetas, x, y = network.initialise(0, 2), torch.randn(2, 3, 16, 16, generator=generator), torch.arange(2)
+    thetas, x, y = network.initialise(0, 2), torch.randn(2, 1, 32, 32, generator=generator), torch.arange(2)
     workspace = EnergyGradient(layout.widened(2), 2, CPU, torch.float32)
     energies, gradients = parameter_gradient(workspace, thetas, x, y)
     wanted = [reference(network, theta, x, y, torch.full((2,), 0.5)) for theta in thetas]

@@ -21,7 +21,7 @@ from pseudocoresets.workflows.reproduce.catalogue import NETWORKS, TABLES, Place
 from pseudocoresets.workflows.reproduce.cells import VARIANTS, Made, ReproductionCell
 from pseudocoresets.workflows.reproduce.judge import Order, ReproductionJudge
 from pseudocoresets.workflows.reproduce.scale import SMOKE, Scale
-from pseudocoresets.workflows.reproduce.schedule import Wanted
+from pseudocoresets.workflows.reproduce.schedule import Clock, Wanted
 from pseudocoresets.workflows.reproduce.tables import UNITS, corruption_of, lines_of, markdown, read_records
 
 ORDER = Order(Path("nowhere"))
@@ -217,6 +217,19 @@ def test_only_says_what_is_made_in_which_order_and_how_much_of_it(bpc: Invoke) -
         assert len(result.stderr.splitlines()) == 1
 
 
+def test_a_budget_counts_with_how_slow_the_device_was_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("pseudocoresets.workflows.reproduce.schedule.time.time", lambda: now)
+    clock = Clock(now, until=200.0)
+    assert clock.affords(20)
+    now = 140.0  # twice the estimate: what is left is worth 30 estimated seconds
+    assert not clock.affords(31)
+    assert clock.affords(29)
+    now = 145.0  # faster than 49 estimated seconds, which is no reason to count on it
+    assert not clock.affords(56)
+    assert Clock(now).affords(1e9)
+
+
 def test_shift_is_the_mean_over_severities() -> None:
     cell = ReproductionCell(Made("cifar10", 10, "best"), test="shift")
     clean = record(cell, [0.9, 0.9], 0.9)
@@ -235,6 +248,8 @@ def test_recorded_coresets_are_judged_instead_of_new_ones(tmp_path: Path) -> Non
     order = Order(tmp_path / "out", coresets=tmp_path)
     best = ReproductionCell(Made("cifar10", 10, "best"))
     assert order.recorded(best) == tmp_path / "cifar10-ipc10-bptt.safetensors"
+    (tmp_path / "cifar10-ipc10-best.safetensors").touch()
+    assert order.recorded(best) == tmp_path / "cifar10-ipc10-best.safetensors"
     others = (
         Made("cifar10", 10, "best", seed=1),
         Made("cifar10", 10, "best", "vgg11"),

@@ -43,7 +43,7 @@ def reproduce(
         Path | None,
         typer.Option(
             "--coresets",
-            help="Judge DATASET-ipcN-METHOD.safetensors in this folder instead of new ones.",
+            help="Judge DATASET-ipcN-VARIANT.safetensors (or METHOD) in this folder instead of new ones.",
             rich_help_panel=o.METHOD,
         ),
     ] = None,

@@ -2,10 +2,11 @@
 
 Its divergence KL(pi || pi_u) is estimated without a chain (``Yardstick``), beside that of simple coresets of the same
 size: a uniform subsample and the Hilbert coresets of Frank-Wolfe and GIGA. A gradient method's points are also tried on
-the way back to where they started, at 1/2, 1/4, 1/8 and 0 of the way, and beside more than twice as many synthetic
-points as parameters stands a start of that many: searches over many points end in worse places at times, and more
-points should not do harm. The nearest is returned, and the coreset says which it is. Where as many points are allowed
-as there are data, these are returned and nothing is searched for.
+the way back to where they started, at 1/2, 1/4, 1/8 and 0 of the way. Searches over many synthetic points end in worse
+places at times, and more points should not do harm: while nothing is within a thousandth of a nat, starts of four times
+as many points as parameters and of just as many are tried where more are allowed. The nearest is returned, and the
+coreset says which it is. Where as many points are allowed as there are data, these are returned and nothing is searched
+for.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from pseudocoresets.core.targets import all_points
 from pseudocoresets.methods import FrankWolfe, Giga, Problem, Uniform, starting_points
 from pseudocoresets.methods.selection.hilbert import hilbert_coreset
 from pseudocoresets.methods.solver import full_data, smooth_model, yardstick_of
+from pseudocoresets.methods.starts import START_ENOUGH
 from pseudocoresets.sources.yardstick import Yardstick
 
-OWN, START, FEWER, EVERYTHING = "own", "start", "fewer points", "all data"
+OWN, START, EVERYTHING = "own", "start", "all data"
+FEWER = (4, 1)
+"""Points per parameter of smaller coresets that are tried."""
 WAY_BACK = (0.5, 0.25, 0.125)
 CLEARLY = 0.98
 """The share of a divergence that is less by more than the noise of the measurement."""
@@ -65,11 +69,13 @@ class Safeguard:
             self.offer(f"{share:g} of the way", between(start, end, share))
 
     def offer_fewer(self) -> None:
-        """The start of a search over twice as many points as parameters, where more are allowed."""
-        fewer = 2 * smooth_model(self.problem).size
-        if fewer < self.size:
-            with contextlib.suppress(DivergenceError):
-                self.offer(FEWER, starting_points(self.problem, fewer, self.seed, sharpen=True).start)
+        """Starts of :data:`FEWER` points per parameter where more are allowed, while nothing is near enough."""
+        for per_parameter in FEWER:
+            fewer = per_parameter * smooth_model(self.problem).size
+            if fewer < self.size and (self._best is None or self.divergences[self._best[0]] > START_ENOUGH):
+                with contextlib.suppress(DivergenceError):
+                    found = starting_points(self.problem, fewer, self.seed, learn_weights=True, sharpen=True)
+                    self.offer(f"{fewer} points", found.start)
 
     def offer_simple(self) -> None:
         """Coresets that need no method."""

@@ -18,6 +18,9 @@ from pseudocoresets.core.points import Points
 GOOD_ENOUGH = 1e-2
 """Nats below which a divergence needs no more work."""
 
+CORRECTIONS = 60
+"""Steps that L-BFGS remembers; points that share their work are ill-conditioned, and 20 take several times as many."""
+
 Objective = Callable[[Points], Tensor]
 
 
@@ -57,7 +60,7 @@ def minimise(
             raise _Enough
         return float(value), gradient.numpy()
 
-    options = {"maxiter": iterations, "maxfun": 2 * iterations + 20, "ftol": 1e-13, "gtol": 1e-9, "maxcor": 20}
+    options = {"maxiter": iterations, "maxfun": 2 * iterations + 20, "ftol": 1e-13, "gtol": 1e-9, "maxcor": CORRECTIONS}
     with contextlib.suppress(_Enough), one_blas_thread():
         minimize(value_and_gradient, free.numpy(), jac=True, method="L-BFGS-B", options=options)
     return torch.from_numpy(np.asarray(best["free"])), float(best["value"])

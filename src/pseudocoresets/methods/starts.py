@@ -34,9 +34,12 @@ START_NEAR = 0.5
 """Nats below which a short search for a start has not lost a direction."""
 START_ENOUGH = 1e-3
 """Nats below which a start is left to the method that asked for it."""
-SHARPENED_BELOW = 1.0
+SHARPENED_BELOW = 5.0
 """Nats above which draws of pi say too little about pi_u."""
-SHARPENING_ROUNDS, SHARPENING_STEPS = 8, 100
+SHARPENING_STEPS = (100, 200, 400, 800)
+"""Steps of the rounds of a search: each begins without a memory of the curvature, so that many short ones get stuck."""
+SHARP_ENOUGH = 2e-4
+"""Nats below which no search goes on."""
 WORTH_A_ROUND = 0.97
 """The share of a divergence that a round must leave at most for another one to be worth its time."""
 
@@ -122,10 +125,10 @@ def sharpened(problem: Problem, form: Parameterisation, free: Tensor) -> Tensor:
     best = yardstick.divergence(points_of(form, free))
     if best > SHARPENED_BELOW:
         return free
-    for _ in range(SHARPENING_ROUNDS):
-        proposal, _ = minimise(form, free, lambda points: yardstick.near(points, draws), SHARPENING_STEPS)
+    for steps in SHARPENING_STEPS:
+        proposal, _ = minimise(form, free, lambda points: yardstick.near(points, draws), steps, SHARP_ENOUGH)
         there = yardstick.divergence(points_of(form, proposal))
-        if not there < WORTH_A_ROUND * best:
+        if not SHARP_ENOUGH < there < WORTH_A_ROUND * best:
             return proposal if there < best else free
         free, best = proposal, there
     return free

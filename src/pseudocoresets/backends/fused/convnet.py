@@ -37,12 +37,12 @@ class EnergyGradient:
         self.dtype = dtype
         self.signs = torch.ones(layout.chains, device=device)
         inner = layout.blocks[1:]
-        self._small = [small_blocks.suits(images, block.channels, block.side // 2, device) for block in layout.blocks]
-        self._convolved = [  # cuDNN makes its own
-            _channels_last(images if small else 0, block.channels, block.side, device, dtype)
-            for block, small in zip(inner, self._small[1:], strict=True)
-        ]
-        self._dconvolved = [_channels_last(images, block.channels, block.side, device, dtype) for block in inner]
+        self._small = small_blocks.suit(layout, images, device, small_blocks.MOST_VALUES)
+        self._small_weights = small_blocks.suit(layout, images, device, small_blocks.MOST_VALUES_OF_WEIGHTS)
+        self._convolved, self._dconvolved = (
+            [_channels_last(count, block.channels, block.side, device, dtype) for block in inner]
+            for count in (images if self._small else 0, images)  # cuDNN makes its own
+        )
         self._pooled = [
             _channels_last(images, block.channels, block.side // 2, device, dtype) for block in layout.blocks
         ]
@@ -53,8 +53,10 @@ class EnergyGradient:
             torch.empty(rows, head.padded_classes(layout.classes), device=device) for _ in range(2)
         )
         self._dfeatures = torch.empty(rows, layout.features, device=device, dtype=dtype)
-        turned = layout.turned if layout.chains == 1 else layout.order[:0]
-        self._turned = torch.empty(len(turned), device=device, dtype=dtype)
+        self._turns = layout.chains == 1 and not self._small
+        self._turned = torch.empty(len(layout.turned) if self._turns else 0, device=device, dtype=dtype)
+        first = layout.blocks[0]
+        self._dpooled = _channels_last(images if self._small else 0, first.channels, first.side // 2, device, dtype)
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._turning = torch.cuda.Event() if device.type == "cuda" else None
 
@@ -157,7 +159,7 @@ class EnergyGradient:
                 first_block.first_block(patches, weight, gamma, beta, *made)
                 continue
             below = self._pooled[number - 1]
-            if self._small[number]:
+            if self._small:
                 z = self._convolved[number - 1]
                 small_blocks.small_block(below, weight, chains, z, gamma, beta, *made)
                 continue
@@ -175,7 +177,7 @@ class EnergyGradient:
         dactivations: Sequence[Tensor] = (),
     ) -> None:
         """Down through the blocks, adding to ``gradient``; ``dactivations`` are those of all blocks or none."""
-        if self._turning is not None and self.layout.chains == 1:
+        if self._turning is not None and self._turns:
             torch.cuda.current_stream().wait_event(self._turning)
         incoming: Tensor | None = self._dfeatures.view(self._pooled[-1].shape)
         for number in reversed(range(len(self.layout.blocks))):
@@ -200,14 +202,13 @@ class EnergyGradient:
                 blocks.norm_relu_pool_backward(z, gamma, beta, statistics, incoming, dz, dgamma, dbeta, seen)
             if of_weights:
                 self._weight_gradient(number, weight, gradient[block.weight])
-            together = number > 1 and self._small[number - 1]
-            incoming = None if together else self._input_gradient(number, compact)
+            incoming = None if self._small and number > 1 else self._input_gradient(number, compact)
 
     def _weight_gradient(self, number: int, weight: Tensor, dweight: Tensor) -> None:
         """Add that of a block's convolution, which is zero before."""
         block, dz, below = self.layout.blocks[number], self._dconvolved[number - 1], self._pooled[number - 1]
         with self._aside():
-            if self._small[number]:
+            if self._small_weights:
                 small_blocks.small_weight_gradient(dz, below, self.layout.chains, dweight)
                 return
             found = _convolution_backward(dz, below, _kernel(weight, block.inputs), self.layout.chains)[1]
@@ -216,6 +217,9 @@ class EnergyGradient:
     def _input_gradient(self, number: int, compact: Tensor) -> Tensor:
         """Through a block's convolution; cuDNN's own gradient is the better one for several chains."""
         block, dz = self.layout.blocks[number], self._dconvolved[number - 1]
+        if self._small:
+            small_blocks.small_input_gradient(dz, compact[block.weight], self.layout.chains, self._dpooled)
+            return self._dpooled
         if self.layout.chains > 1:
             weight = _kernel(compact[block.weight], block.inputs)
             return _convolution_backward(dz, self._pooled[number - 1], weight, self.layout.chains, of_weight=False)[0]
@@ -224,7 +228,7 @@ class EnergyGradient:
 
     def _turn(self, compact: Tensor) -> None:
         """The weights for the way down, while the way up goes on: see ``Layout.turned``."""
-        if self.layout.chains > 1:
+        if not self._turns:
             return
         with self._aside():
             torch.index_select(compact, 0, self.layout.turned, out=self._turned)

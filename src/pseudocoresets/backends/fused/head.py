@@ -127,6 +127,7 @@ def _update(
     """
     place = tl.program_id(0) * block + tl.arange(0, block)
     noise = tl.load(rates + 2)
+    momentum = tl.load(rates + 3)
     z0 = tl.zeros((block,), dtype=tl.float32)
     z1, z2, z3 = z0, z0, z0
     if noise != 0:
@@ -138,7 +139,9 @@ def _update(
         mask = index < size
         position = tl.load(theta + index, mask=mask, other=0.0)
         slope = tl.load(gradient + index, mask=mask, other=0.0) + tl.load(rates + 1) * position
-        slope += tl.load(rates + 3) * tl.load(velocity + index, mask=mask, other=0.0) + noise * z
+        slope += noise * z
+        if momentum != 0:
+            slope += momentum * tl.load(velocity + index, mask=mask, other=0.0)
         position -= tl.load(rates) * slope
         tl.store(theta + index, position, mask=mask)
         tl.store(velocity + index, slope, mask=mask)

@@ -1,6 +1,6 @@
 """Triton kernels for a block with its convolution, for few images: one launch each way instead of two.
 
-Few images do not fill the chip, and a kernel then costs some 6 microseconds whatever it computes. A program that holds
+Few images do not fill the chip, and a kernel then costs some microseconds whatever it computes. A program that holds
 all pixels of one image and a few channels, as ``blocks`` has them, can compute the convolution before the norm itself,
 
     z_jc = sum_{tap, k} h_{j + tap, k} W_{c, tap, k},
@@ -25,15 +25,14 @@ from torch import Tensor
 
 from pseudocoresets.backends.fused.blocks import EPSILON, pool_norms, spread_gradient, window_offsets, window_pixel
 from pseudocoresets.backends.fused.chip import spread_over_chip
+from pseudocoresets.backends.fused.layout import Layout
 
-MOST_VALUES = 2048
-"""Channels of all images, beyond which cuDNN's convolutions are the faster ones."""
-CHANNELS = 16
-"""A program's, of the output."""
-DEPTH = 64
-"""Channels of the input that are multiplied at a time, at most."""
+MOST_VALUES, MOST_VALUES_OF_WEIGHTS = 2560, 10_240
+"""Channels of all images, beyond which cuDNN's convolutions, and its gradients of weights, are the faster ones."""
 POOLED_SIDES = (4, 8)
-WARPS, STAGES = 4, 2
+WARPS, STAGES = 4, 3
+BELOW = 16, 128
+"""Channels of a program of a gradient in the input, and channels of dz that it multiplies at a time, at most."""
 SIDE, PIXELS = 64, 64
 """Of a tile of a weight's gradient, at most, and the pixels that it adds at a time."""
 PROGRAMS = 256
@@ -108,6 +107,34 @@ def _small_block(
 
 
 @triton.jit
+def _gradient_below(
+    dz,
+    weight,
+    image,
+    pixel,
+    inputs: tl.constexpr,
+    channels: tl.constexpr,
+    chains: tl.constexpr,
+    side: tl.constexpr,
+    block: tl.constexpr,
+    depth: tl.constexpr,
+):
+    """g of some pixels and the program's channels, given dz of a convolution with ``inputs`` channels per chain."""
+    outputs: tl.constexpr = channels // chains
+    chunks: tl.constexpr = outputs // depth
+    chain = tl.program_id(1) * block // inputs
+    dz += image * (side * side * channels) + chain * outputs
+    weight += chain * (outputs * 9 * inputs) + ((tl.program_id(1) * block) % inputs + tl.arange(0, block))[None, :]
+    g = tl.zeros((pixel.shape[0], block), dtype=tl.float32)
+    for step in range(9 * chunks):
+        tap = step // chunks
+        k = (step % chunks) * depth + tl.arange(0, depth)
+        w = tl.load(weight + (8 - tap) * inputs + k[:, None] * (9 * inputs))
+        g = tl.dot(_tap(dz, pixel, tap, k, side, channels), w, g, input_precision="ieee")
+    return g
+
+
+@triton.jit
 def _small_block_backward(
     dz_above,
     weight,
@@ -130,23 +157,35 @@ def _small_block_backward(
 ):
     image = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * block + tl.arange(0, block)
-    quarter: tl.constexpr = pooled_side * pooled_side
-    outputs: tl.constexpr = channels_above // chains
-    inputs: tl.constexpr = channels // chains
-    chunks: tl.constexpr = outputs // depth
-    q = tl.arange(0, quarter)
-    chain = tl.program_id(1) * block // inputs
-    dz_above += image * (quarter * channels_above) + chain * outputs
-    weight += chain * (outputs * 9 * inputs) + (c - chain * inputs)[None, :]
-    g = tl.zeros((quarter, block), dtype=tl.float32)
-    for step in range(9 * chunks):
-        tap = step // chunks
-        k = (step % chunks) * depth + tl.arange(0, depth)
-        w = tl.load(weight + (8 - tap) * inputs + k[:, None] * (9 * inputs))
-        g = tl.dot(_tap(dz_above, q, tap, k, pooled_side, channels_above), w, g, input_precision="ieee")
+    q = tl.arange(0, pooled_side * pooled_side)
+    g = _gradient_below(
+        dz_above, weight, image, q, channels // chains, channels_above, chains, pooled_side, block, depth
+    )
     spread_gradient(
         g * 0.25, image, c, z, gamma, beta, means, rates, dactivation, dz, dgamma, dbeta, channels, pooled_side, seen
     )
+
+
+@triton.jit
+def _small_input_gradient(
+    dz,
+    weight,
+    dbelow,
+    inputs: tl.constexpr,
+    channels: tl.constexpr,
+    chains: tl.constexpr,
+    side: tl.constexpr,
+    pixels: tl.constexpr,
+    block: tl.constexpr,
+    depth: tl.constexpr,
+):
+    parts: tl.constexpr = side * side // pixels
+    image = (tl.program_id(0) // parts).to(tl.int64)
+    pixel = (tl.program_id(0) % parts) * pixels + tl.arange(0, pixels)
+    g = _gradient_below(dz, weight, image, pixel, inputs, channels, chains, side, block, depth)
+    k = tl.program_id(1) * block + tl.arange(0, block)
+    place = (image * (side * side) + pixel)[:, None] * (chains * inputs) + k[None, :]
+    tl.store(dbelow + place, g.to(dbelow.dtype.element_ty))
 
 
 @triton.jit
@@ -180,9 +219,11 @@ def _small_weight_gradient(
     tl.atomic_add(dweight + c[:, None] * (9 * inputs) + tap * inputs + k[None, :], total, sem="relaxed")
 
 
-def suits(images: int, channels: int, pooled_side: int, device: torch.device) -> bool:
-    """Whether a block with ``channels``, of all chains, is better computed together with a convolution."""
-    return pooled_side in POOLED_SIDES and spread_over_chip(images * channels, device) <= MOST_VALUES
+def suit(layout: Layout, images: int, device: torch.device, most_values: int) -> bool:
+    """Whether all inner blocks are such that these kernels compute them, and have few enough values."""
+    inner = layout.blocks[1:]
+    values = spread_over_chip(images * max((block.channels for block in inner), default=0), device)
+    return all(block.side // 2 in POOLED_SIDES for block in inner) and values <= most_values
 
 
 def small_block(
@@ -199,10 +240,11 @@ def small_block(
     """Write the convolution of ``below`` into ``z``, and what ``blocks.norm_relu_pool`` makes of it."""
     images, channels, pooled_side = out.shape[:3]
     inputs = below.shape[1] // chains
-    _small_block[(images, channels // CHANNELS)](
+    block, depth = (16, 64) if pooled_side > POOLED_SIDES[0] else (math.gcd(channels // chains, 32), 128)
+    _small_block[(images, channels // block)](
         below, weight, z, gamma, beta, out, out.stride(0), out.stride(1), out.stride(3), *statistics,
         z if activation is None else activation,
-        inputs, channels, chains, pooled_side, CHANNELS, math.gcd(inputs, DEPTH), EPSILON, activation is not None,
+        inputs, channels, chains, pooled_side, block, math.gcd(inputs, depth), EPSILON, activation is not None,
         num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
 
@@ -222,10 +264,22 @@ def small_block_backward(
 ) -> None:
     """What ``blocks.norm_relu_pool_backward`` writes, given dz and the weight of the block above."""
     images, channels, side = z.shape[:3]
-    outputs = dz_above.shape[1] // chains
-    _small_block_backward[(images, channels // CHANNELS)](
+    block, depth = BELOW
+    _small_block_backward[(images, channels // block)](
         dz_above, weight, z, gamma, beta, *statistics, dz if dactivation is None else dactivation, dz, dgamma, dbeta,
-        dz_above.shape[1], channels, chains, side // 2, CHANNELS, math.gcd(outputs, DEPTH), dactivation is not None,
+        dz_above.shape[1], channels, chains, side // 2, block, math.gcd(dz_above.shape[1] // chains, depth),
+        dactivation is not None,
+        num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+
+
+def small_input_gradient(dz: Tensor, weight: Tensor, chains: int, dbelow: Tensor) -> None:
+    """Write the gradient of what a convolution sees, channels-last."""
+    images, channels, side = dz.shape[:3]
+    inputs, pixels = dbelow.shape[1] // chains, min(side * side, PIXELS)
+    block, depth = BELOW
+    _small_input_gradient[(images * side * side // pixels, dbelow.shape[1] // block)](
+        dz, weight, dbelow, inputs, channels, chains, side, pixels, block, math.gcd(channels // chains, depth),
         num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
 

@@ -46,6 +46,8 @@ from pseudocoresets.workflows.run import experts_for
 
 HELD_OUT = 0.1
 CORESET, CONSTRUCTION, PICTURE = "coreset.safetensors", "construction", "coreset.png"
+JUDGING = ("sampling", "protocol", "calibration")
+"""What of a plan has no part in the construction."""
 PICTURED_CLASSES = 10
 """Of a data set with many, so many evenly spaced classes are in a picture."""
 
@@ -58,7 +60,7 @@ class Order:
     data_dir: Path = Path("data")
     experts_dir: Path | None = None
     coresets: Path | None = None
-    """Recorded coresets, DATASET-ipcN-METHOD.safetensors, which are judged instead of making new ones."""
+    """Recorded coresets, DATASET-ipcN-VARIANT.safetensors or with the method's name, judged instead of new ones."""
     scale: Scale = field(default_factory=Scale)
     command: str | None = None
 
@@ -68,11 +70,12 @@ class Order:
     def recorded(self, cell: ReproductionCell) -> Path | None:
         """The recorded coreset of a cell, if there is one: of the variant's own settings, and the first seed."""
         made = cell.made
-        name = f"{made.dataset}-ipc{made.ipc}-{VARIANTS[made.variant].method}.safetensors"
         plain = made == Made(made.dataset, made.ipc, made.variant, main_network(made.dataset))
-        plain = plain and made.variant != "published"
-        path = None if self.coresets is None or not plain else self.coresets / name
-        return path if path is not None and path.is_file() else None
+        if self.coresets is None or not plain or made.variant == "published":
+            return None
+        names = dict.fromkeys((made.variant, VARIANTS[made.variant].method))
+        paths = (self.coresets / f"{made.dataset}-ipc{made.ipc}-{name}.safetensors" for name in names)
+        return next((path for path in paths if path.is_file()), None)
 
     def anywhere(self) -> Order:
         """The same for a process in another folder."""
@@ -180,7 +183,12 @@ class _Measurement:
         return {"construction": dict(constructed), **judged[self._cell.test]()}
 
     def _clean(self) -> dict[str, Any]:
-        reports = [evaluate(samples, self._data.test) for samples in self._samples(self._plan.control_draws)]
+        """With what calibration on the held-out part would give, where the plan asks for it."""
+        held_out = self._held_out.test if self._plan.calibration else None
+        reports = [
+            evaluate(samples, self._data.test, calibration=held_out, calibration_images=self._plan.calibration)
+            for samples in self._samples(self._plan.control_draws)
+        ]
         return {"metrics": pooled(reports).as_json()}
 
     def _shift(self) -> dict[str, Any]:
@@ -272,7 +280,7 @@ class _Measurement:
             return {"recorded": recorded.name}
         plain = self._scale.plan(ReproductionCell(self._cell.made))
         identity = {
-            "plan": {name: value for name, value in plain.as_json().items() if name not in ("sampling", "protocol")},
+            "plan": {name: value for name, value in plain.as_json().items() if name not in JUDGING},
             "data": self._data.fingerprint,
             "whiten": VARIANTS[self._cell.made.variant].whiten,
             "rates": list(self._scale.rates) if VARIANTS[self._cell.made.variant].chooses_rate else [],

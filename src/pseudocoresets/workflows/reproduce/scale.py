@@ -78,7 +78,7 @@ class Scale:
             ipc=made.ipc,
             protocol=cell.protocol,
             sampler=cell.sampler,
-            preset="quick" if self.is_smoke and variant.preset == "paper" else variant.preset,
+            preset="quick" if self.is_smoke and variant.preset != "published" else variant.preset,
             expert_count=self.expert_count,
             experts={} if self.expert_epochs is None else {"epochs": self.expert_epochs},
             construction=plain,
