@@ -6,6 +6,9 @@ total variation between predictive averages (``pc.agreement``). The model is the
 augmentation, the prior N(0, s^2 I), temperature 1, and coreset weights n / m, so that a coreset of all the data would
 be the reference. Coresets are sampled by the same HMC from fresh initialisations.
 
+A coreset's average is also compared once it is calibrated: raised to the power, one number, that makes the training
+labels most probable.
+
 Rows beside coresets: two halves of the reference (what is left of Monte Carlo error), a second run on the full data
 with another seed, and a deep ensemble of networks trained on the full data by SGD.
 
@@ -42,8 +45,9 @@ from pseudocoresets.core.energy import Energy, Target
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.progress import Silent
 from pseudocoresets.core.seeds import derive_seed, generator_for
-from pseudocoresets.data.dataset import Dataset, stratified_split
+from pseudocoresets.data.dataset import Dataset, Split, stratified_split
 from pseudocoresets.evaluation import all_metrics
+from pseudocoresets.evaluation.calibration import fitted_exponent, sharpened
 from pseudocoresets.kernels import HMC, run_chain, warm_up
 from pseudocoresets.kernels.diagnostics import function_space_diagnostics
 from pseudocoresets.methods.selection import SELECTIONS
@@ -96,7 +100,7 @@ CASES = {
         *(Lengths(4, 25, 25, 250), Lengths(4, 25, 25, 125), Lengths(8, 25, 10, 50)),
     ),
     "fashion-mnist": Case(
-        *("fashion-mnist", "lenet", 0.2, 250, 0.03),
+        *("fashion-mnist", "lenet", 0.2, 250, 0.02),
         *(Lengths(4, 20, 20, 60), Lengths(4, 20, 20, 30), Lengths(4, 20, 10, 30)),
         training_images=1000,
         block=10,
@@ -195,12 +199,20 @@ class Bench:
         x, y, weights = (each.to(self.device) for each in (points.x, points.y, points.weights))
         return self.backend.target(energy, Points(x, y, weights))
 
-    def predicted(self, thetas: Tensor) -> Tensor:
-        """Probabilities of the test inputs (draws, n, classes) on the host."""
-        inputs = self.data.transform.to(self.device)(self.data.test.images.to(self.device))
+    def predicted(self, thetas: Tensor, images: Tensor | None = None) -> Tensor:
+        """Probabilities of the test inputs, or of other images, (draws, n, classes) on the host."""
+        images = self.data.test.images if images is None else images
+        inputs = self.data.transform.to(self.device)(images.to(self.device))
         with torch.no_grad():
             groups = [self.network.logits(part.to(self.device), inputs) for part in thetas.split(PREDICTED_AT_ONCE)]
             return torch.cat([group.softmax(-1).cpu() for group in groups])
+
+    def unseen(self, coreset: pc.Coreset) -> Split:
+        """The training data without images that the coreset holds as they are."""
+        train = self.data.train
+        held = {row.numpy().tobytes() for row in coreset.x.cpu()}
+        inputs = self.data.transform(train.images)
+        return train.subset(torch.tensor([i for i, row in enumerate(inputs) if row.numpy().tobytes() not in held]))
 
     # ---------------------------------------------------------------------------------------------------------- chains
     def full_run(self, name: str, lengths: Lengths) -> tuple[Tensor, dict[str, Any]]:
@@ -256,7 +268,10 @@ class Bench:
         write_tensors(path, {"draws": chain.kept.transpose(0, 1).cpu()}, document)
 
     def sampled(self, coreset: pc.Coreset, seed: int) -> tuple[Tensor, dict[str, Any]]:
-        """What the draws of a coreset's posterior predict (chains, draws, n, classes), and how it went."""
+        """What the draws of a coreset's posterior predict (chains, draws, n, classes), and how it went.
+
+        The exponent is the power of their average that calibrates it on the training data.
+        """
         lengths, target = self.case.coreset, self.target(coreset.points)
         generator = generator_for(seed, "coreset", device=self.device)
         start = self.network.initialise(derive_seed(seed, "coreset"), lengths.chains, self.device)
@@ -267,7 +282,10 @@ class Bench:
         assert chain.acceptance is not None
         draws = chain.kept.transpose(0, 1)
         predicted = self.predicted(draws.flatten(0, 1)).unflatten(0, draws.shape[:2])
-        return predicted, {"acceptance": float(chain.acceptance.mean()), "step_size": kernel.step_size}
+        known = self.unseen(coreset)
+        exponent = fitted_exponent(self.predicted(draws.flatten(0, 1), known.images).mean(0), known.labels)
+        how = {"acceptance": float(chain.acceptance.mean()), "step_size": kernel.step_size, "exponent": exponent}
+        return predicted, how
 
     # -------------------------------------------------------------------------------------------------------- the rows
     @cached_property
@@ -357,9 +375,14 @@ class Bench:
         for seed in range(seeds):
             for ipc in sizes:
                 for row in rows:
-                    if not (self.folder / self._file(row.name, ipc, seed)).is_file():
+                    if not self._is_known(row, ipc, seed):
                         self._require_time()
                         self._row(row, ipc, seed)
+
+    def _is_known(self, row: Row, ipc: int, seed: int) -> bool:
+        """Whether the row is there, with all that is looked at today."""
+        path = self.folder / self._file(row.name, ipc, seed)
+        return path.is_file() and bool({"calibrated", "failed"} & set(json.loads(path.read_text())))
 
     def _row(self, row: Row, ipc: int, seed: int) -> None:
         began = time.perf_counter()
@@ -371,17 +394,21 @@ class Bench:
         making = time.perf_counter() - began
         predicted, how = self.sampled(coreset, seed)
         seconds = {"construction_seconds": making, "seconds": time.perf_counter() - began - making}
-        self._record(row.name, {**how, **seconds, **self._judged(predicted, self.reference)}, ipc, seed)
+        sharp = sharpened(predicted.flatten(0, 1).double().mean(0), how["exponent"])
+        calibrated = {"calibrated": self._scored(sharp, self.reference)}
+        self._record(row.name, {**how, **seconds, **self._judged(predicted, self.reference), **calibrated}, ipc, seed)
 
     # -------------------------------------------------------------------------------------------------------- results
     def _judged(self, chains: Tensor, reference: Tensor) -> dict[str, Any]:
         """Scores of the average of (chains, draws, n, classes), its agreement, and whether the chains agree."""
-        average = chains.flatten(0, 1).double().mean(0)
         return {
-            "agreement": pc.agreement(average, reference).as_json(),
-            **all_metrics(average, self.data.test.labels),
+            **self._scored(chains.flatten(0, 1).double().mean(0), reference),
             "diagnostics": function_space_diagnostics(chains).as_json() if chains.shape[1] > 1 else None,
         }
+
+    def _scored(self, average: Tensor, reference: Tensor) -> dict[str, Any]:
+        alike = pc.agreement(average, reference).as_json()
+        return {"agreement": alike, **all_metrics(average, self.data.test.labels)}
 
     def _record(self, name: str, found: Mapping[str, Any], ipc: int = 0, seed: int = 0) -> None:
         document = {"row": name, "ipc": ipc, "seed": seed, **found}
@@ -414,17 +441,19 @@ def _device_name(device: torch.device) -> str:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Mean and deviation over seeds, one line for each row and size, as Markdown."""
-    yield "| | images per class | top class % | total variation | accuracy % | NLL | ECE |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| | images per class | top class % | total variation | calibrated | accuracy % | NLL | ECE |"
+    yield "|---|---|---|---|---|---|---|---|"
     groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for each in rows:
         groups.setdefault((each["row"], each["ipc"]), []).append(each)
     for (name, ipc), found in sorted(groups.items(), key=lambda item: (item[0][1], _variation(item[1]))):
         ran = [each for each in found if "agreement" in each]
         if not ran:
-            yield f"| {name} | {ipc or ''} | failed | | | | |"
+            yield f"| {name} | {ipc or ''} | failed | | | | | |"
             continue
         alike = [_spread([each["agreement"][key] for each in ran], *form) for key, form in FORMS.items()]
+        sharp = [each["calibrated"]["agreement"]["total_variation"] for each in ran if "calibrated" in each]
+        alike.append(_spread(sharp, *FORMS["total_variation"]))
         scores = [_spread([each[key] for each in ran if key in each], *form) for key, form in SCORES.items()]
         yield f"| {name} | {ipc or ''} | {' | '.join(alike + scores)} |"
 

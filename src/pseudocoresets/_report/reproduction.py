@@ -105,8 +105,8 @@ def _number(reading: Reading | None, comparison: Comparison) -> dict[str, Any]:
 def _details(cell: ReproductionCell, document: Document) -> dict[str, Any]:
     kept = {name: document[name] for name in DETAILS if name in document}
     results = {name: document[name] for name in ("shift", "attack") if name in document}
-    metrics = document.get("metrics")
-    scores = {} if metrics is None else {name: metrics[name] for name in (*METRICS, "ensemble")}
+    metrics = document.get("metrics", {})
+    scores = {name: metrics[name] for name in (*METRICS, "ensemble", "calibrated") if name in metrics}
     return {
         "anchor": anchor(cell),
         "title": f"{cell.made.dataset}, {cell.made.ipc} image(s) per class, {VARIANTS[cell.made.variant].title}: "

@@ -52,11 +52,11 @@ class TiledClassifier(Classifier):
             return values[0], gradients[0]
         labels = y if y.is_floating_point() else one_hot(y, self.network.spec.classes, theta.dtype)
         size = images_at_once(self.network, len(theta))
+        if x.shape[-4] <= size:
+            return self._part(theta, x, labels, weights)
         parts = zip(x.split(size, -4), labels.split(size, -2), weights.split(size, -1), strict=True)
-        found = [self._part(theta, *part) for part in parts]
-        if len(found) == 1:
-            return found[0]
-        values, gradients = (torch.stack(each).sum(0) for each in zip(*found, strict=True))
+        found = zip(*(self._part(theta, *part) for part in parts), strict=True)
+        values, gradients = (torch.stack(each).sum(0) for each in found)
         return values, gradients
 
     def _part(self, theta: Tensor, x: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,7 +56,6 @@ EXPERTS = 3
 GROUP_SECONDS, MEASURED_SECONDS, MOST_GROUPS = 0.2, 3.0, 5
 """Updates are timed in groups of about the first; groups are repeated for about the second, up to so many times."""
 NEVER = 10**9
-WITHOUT_AUGMENTATION = ("gm", "cafe")
 ALIKE = {"batch_size": REAL_BATCH}
 PREPARED: Mapping[str, Mapping[str, float]] = {
     "dm": ALIKE,
@@ -224,7 +223,8 @@ def _published_step(cell: MethodCell, method: GradientMethod, device: torch.devi
     data = synthetic_data(scale.shape, scale.train_images, scale.test_images)
     network = build_network(scale.network, scale.shape, 10)
     images, labels = data.transform(data.train.images).to(device), data.train.labels.to(device)
-    augmentation = None if cell.method in WITHOUT_AUGMENTATION else dsa(data.flippable)
+    plain = isinstance(method, GradientMatching | FeatureAlignment) and not method.augments
+    augmentation = None if plain else dsa(data.flippable)
     return PUBLISHED_LOOPS[cell.method](network, images, labels, cell.ipc, augmentation, **_training(method))
 
 

@@ -76,7 +76,7 @@ def is_tileable(network: Network) -> bool:
 
 def images_at_once(network: Network, chains: int) -> int:
     """How many images of a sum to take together: few enough for what is kept of them to stay near the cores."""
-    width = len(next(network.prototype.parameters()))
+    width = network.layout[0][1][0]
     return max(1, LARGEST_ACTIVATION // (chains * width * math.prod(network.spec.shape[1:])))
 
 
@@ -182,22 +182,22 @@ class _TileConvolution:
         self._filter_slopes = torch.zeros_like(self._filters)
         self._products = x.new_zeros(chains, PRODUCTS, tiles * count * outputs)
         self.outputs = x.new_zeros(chains, POSITIONS, POSITIONS * tiles, count, outputs)
-        self._apart = (chains * PRODUCTS, -1, outputs)
-        self._between = (chains * PRODUCTS, outputs, inputs)
-        self._by_position = (chains, TILE**2, -1)
+        self._by_position = self.outputs.view(chains, TILE**2, -1)
+        self._apart = self._products.view(chains * PRODUCTS, -1, outputs)
+        between = (chains * PRODUCTS, outputs, inputs)
+        self._between, self._slopes_between = self._filters.view(between), self._filter_slopes.view(between)
 
     def forward(self) -> None:
         self._tiling.forward()
         torch.matmul(self._g, self._weight, out=self._filters)
-        torch.bmm(self._inputs, self._filters.view(self._between).mT, out=self._products.view(self._apart))
-        torch.matmul(self._a, self._products, out=self.outputs.view(self._by_position))
+        torch.bmm(self._inputs, self._between.mT, out=self._apart)
+        torch.matmul(self._a, self._products, out=self._by_position)
 
     def backward(self, slopes: Tensor) -> Tensor:
-        torch.matmul(self._a.mT, slopes.view(self._by_position), out=self._products)
-        products = self._products.view(self._apart)
-        torch.bmm(products.mT, self._inputs, out=self._filter_slopes.view(self._between))
+        torch.matmul(self._a.mT, slopes.view(self._by_position.shape), out=self._products)
+        torch.bmm(self._apart.mT, self._inputs, out=self._slopes_between)
         self._slope.copy_(torch.matmul(self._g.mT, self._filter_slopes))
-        torch.bmm(products, self._filters.view(self._between), out=self._inputs)
+        torch.bmm(self._apart, self._between, out=self._inputs)
         return self._tiling.backward()
 
 
@@ -284,49 +284,58 @@ def _inner_by_tiles(padded: Tensor) -> Tensor:
 class _NormAndPool:
     """From pixels y (chains, 4, pixels, images, channels) to pooled pixels (chains, pixels, images, channels).
 
-    c = y - mean y,  s = 1 / sqrt(mean c^2 + eps),  z = max(0, c s scale + shift),  pooled = mean of z over the four
+    c = y - mean y,  s = 1 / sqrt(mean c^2 + eps),  z = max(0, c s scale + shift) / 4,  pooled = sum of z over the four
+
+    Means over the P pixels are sums whose 1 / P is part of what follows; t = s / sqrt(P) is kept in place of s.
     """
 
     def __init__(self, y: Tensor, scale: Parameter, shift: Parameter, epsilon: float) -> None:
         chains, _, tiles, count, channels = y.shape
-        self._y, self._pixels, self._epsilon = y.view(chains, POSITIONS * tiles, -1), POSITIONS * tiles, epsilon
+        self._y, self._pixels = y.view(chains, POSITIONS * tiles, -1), POSITIONS * tiles
+        self._epsilon, self._share = self._pixels * epsilon, math.sqrt(self._pixels) / POSITIONS
         self._active, self._slopes = torch.zeros_like(self._y), torch.zeros_like(self._y)
-        self._scale, self._shift = scale.value[:, None, None], shift.value[:, None, None]
+        self._scale = scale.value[:, None, None]
         self._scale_slope, self._shift_slope = scale.slope, shift.slope
-        self._by_image = (chains, 1, count, channels)
-        self._inverse = self._factor = y.new_zeros(chains, 1, count * channels)
-        self._shifts = torch.zeros_like(self._factor)
+        sums = y.new_zeros(5, chains, 1, count * channels)
+        self._sums, self._along, self._inverse, self._factor, self._shifts = sums
+        by_image = sums.view(5, chains, 1, count, channels)
+        self._sums_by_image, self._along_by_image, self._inverse_by_image, *others = by_image
+        self._factor_by_image, self._shifts_by_image = others
+        self._shift = shift.value[:, None, None].expand_as(self._shifts_by_image)
         self.outputs = y.new_zeros(chains, tiles, count, channels)
+        self._pooled = self.outputs.view(chains, -1)
+        self._pooled_from = self._active.view(chains, POSITIONS, -1)
+        tiled = (chains, POSITIONS, tiles, count * channels)
+        self._active_tiled, self._slopes_tiled = self._active.view(tiled), self._slopes.view(tiled)
+        self._of_pooled = (chains, 1, *tiled[2:])
+        self._back = self._y.view(chains, POSITIONS, -1)
 
     def forward(self) -> None:
         y, active = self._y, self._active
-        y.sub_(y.mean(1, keepdim=True))
+        y.sub_(torch.sum(y, 1, keepdim=True, out=self._sums), alpha=1 / self._pixels)
         torch.mul(y, y, out=active)
-        self._inverse = active.mean(1, keepdim=True).add_(self._epsilon).rsqrt_()
-        self._factor = (self._inverse.view(self._by_image) * self._scale).view_as(self._inverse)
-        self._shifts.view(self._by_image).copy_(self._shift)
-        torch.addcmul(self._shifts, y, self._factor, out=active).clamp_(min=0)
-        torch.mean(active.view(len(y), POSITIONS, -1), 1, out=self.outputs.flatten(1))
+        torch.sum(active, 1, keepdim=True, out=self._inverse).add_(self._epsilon).rsqrt_()
+        torch.mul(self._inverse_by_image, self._scale, out=self._factor_by_image)
+        torch.mul(self._shift, 1 / POSITIONS, out=self._shifts_by_image)
+        torch.addcmul(self._shifts, y, self._factor.mul_(self._share), out=active).clamp_(min=0)
+        torch.sum(self._pooled_from, 1, out=self._pooled)
 
     def backward(self, slopes: Tensor) -> Tensor:
         """dL/dy from dL/dpooled, in the place of y; dL/dscale and dL/dshift are written.
 
-        With r = dL/dz where z > 0, f = s scale and means over the pixels of an image's channel,
-        dL/dy = f (r - mean r - c s^2 mean(r c)).
+        With r = dL/dpooled where z > 0, f = s scale / 4 and sums over the pixels of an image's channel,
+        dL/dy = f (r - sum r / P - c t^2 sum(r c)).
         """
-        y, z, inverse = self._y, self._slopes, self._inverse
-        tiled = (len(y), POSITIONS, self._pixels // POSITIONS, -1)
-        z_tiled, active = z.view(tiled), self._active.view(tiled)
-        above = slopes.reshape(len(y), 1, self._pixels // POSITIONS, -1).expand_as(active)
-        torch.ops.aten.threshold_backward.grad_input(above, active, 0, grad_input=z_tiled)
-        sums = z.sum(1, keepdim=True)
-        along = torch.mul(z, y, out=self._active).sum(1, keepdim=True).mul_(inverse)
-        for total, target in ((along, self._scale_slope), (sums, self._shift_slope)):
-            torch.sum(total.view(self._by_image), (1, 2), out=target).div_(POSITIONS)
-        factor = self._factor.div_(POSITIONS)
-        per_pixel = factor / -self._pixels
-        torch.addcmul(sums.mul_(per_pixel), y, along.mul_(inverse).mul_(per_pixel), out=y)
-        return y.addcmul_(z, factor).view(len(y), POSITIONS, -1)
+        y, z, factor = self._y, self._slopes, self._factor
+        above = slopes.reshape(self._of_pooled).expand_as(self._active_tiled)
+        torch.ops.aten.threshold_backward.grad_input(above, self._active_tiled, 0, grad_input=self._slopes_tiled)
+        sums = torch.sum(z, 1, keepdim=True, out=self._sums)
+        along = torch.sum(torch.mul(z, y, out=self._active), 1, keepdim=True, out=self._along).mul_(self._inverse)
+        torch.sum(self._along_by_image, (1, 2), out=self._scale_slope).mul_(self._share)
+        torch.sum(self._sums_by_image, (1, 2), out=self._shift_slope).div_(POSITIONS)
+        sums.mul_(factor).div_(-self._pixels)
+        torch.addcmul(sums, y, along.mul_(self._inverse).mul_(factor), value=-1, out=y).addcmul_(z, factor)
+        return self._back
 
 
 class _Linear:

@@ -192,7 +192,9 @@ _TABLES = (
     Table("main", "Pseudo-coresets on six data sets", ("accuracy", "nll"), _places("bpc"), _same, controlled=True,
           note="The paper's NLL is another quantity than the mean of -log p(label) here (1.36 at 98.9 % accuracy), so "
                "that nobody is ahead in it."),
-    Table("calibration", "Calibration", ("ece", "brier"), _places("calibration"), _same),
+    Table("calibration", "Calibration", ("ece", "brier"), _places("calibration"), _same,
+          note="Of predictions as they are; those of our best method raised to the power that held-out images choose "
+               "are in the cell's details."),
     Table("shift", "Ten corruptions of CIFAR-10", ("accuracy", "nll"), _places("ood"), _shift, controlled=True,
           note="Ours are means over the five severities; the paper does not name its own."),
     Table("attack", "l-inf attacks", ("clean accuracy", "robust accuracy"), _places("adversarial"), _attack,

@@ -46,6 +46,8 @@ from pseudocoresets.workflows.run import experts_for
 
 HELD_OUT = 0.1
 CORESET, CONSTRUCTION, PICTURE = "coreset.safetensors", "construction", "coreset.png"
+JUDGING = ("sampling", "protocol", "calibration")
+"""What of a plan has no part in the construction."""
 PICTURED_CLASSES = 10
 """Of a data set with many, so many evenly spaced classes are in a picture."""
 
@@ -181,7 +183,12 @@ class _Measurement:
         return {"construction": dict(constructed), **judged[self._cell.test]()}
 
     def _clean(self) -> dict[str, Any]:
-        reports = [evaluate(samples, self._data.test) for samples in self._samples(self._plan.control_draws)]
+        """With what calibration on the held-out part would give, where the plan asks for it."""
+        held_out = self._held_out.test if self._plan.calibration else None
+        reports = [
+            evaluate(samples, self._data.test, calibration=held_out, calibration_images=self._plan.calibration)
+            for samples in self._samples(self._plan.control_draws)
+        ]
         return {"metrics": pooled(reports).as_json()}
 
     def _shift(self) -> dict[str, Any]:
@@ -273,7 +280,7 @@ class _Measurement:
             return {"recorded": recorded.name}
         plain = self._scale.plan(ReproductionCell(self._cell.made))
         identity = {
-            "plan": {name: value for name, value in plain.as_json().items() if name not in ("sampling", "protocol")},
+            "plan": {name: value for name, value in plain.as_json().items() if name not in JUDGING},
             "data": self._data.fingerprint,
             "whiten": VARIANTS[self._cell.made.variant].whiten,
             "rates": list(self._scale.rates) if VARIANTS[self._cell.made.variant].chooses_rate else [],
