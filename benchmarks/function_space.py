@@ -100,7 +100,7 @@ CASES = {
         *(Lengths(4, 25, 25, 250), Lengths(4, 25, 25, 125), Lengths(8, 25, 10, 50)),
     ),
     "fashion-mnist": Case(
-        *("fashion-mnist", "lenet", 0.2, 250, 0.03),
+        *("fashion-mnist", "lenet", 0.2, 250, 0.02),
         *(Lengths(4, 20, 20, 60), Lengths(4, 20, 20, 30), Lengths(4, 20, 10, 30)),
         training_images=1000,
         block=10,

@@ -128,6 +128,9 @@ def test_samples_become_inference_data(tmp_path: Path) -> None:
     data.to_netcdf(str(tmp_path / "s.nc"))
     read = arviz.from_netcdf(str(tmp_path / "s.nc"))
     np.testing.assert_array_equal(read.posterior["height"].values, samples.parameters[..., 1].numpy())
+    samples.to_zarr(tmp_path / "s.zarr", NAMES)
+    stored = pytest.importorskip("xarray").open_datatree(tmp_path / "s.zarr", engine="zarr", consolidated=False)
+    assert arviz.from_datatree(stored).posterior.equals(data.posterior)
     assert samples.to_arviz().posterior["theta"].shape == (2, 20, 3)
     with pytest.raises(pc.InputError, match="3 parameters; got 1 names"):
         samples.to_arviz(["a"])

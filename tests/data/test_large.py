@@ -120,6 +120,9 @@ def test_models_know_of_all_rows_what_they_know_of_those_in_memory(
     assert data.classes == {"text": ("no", "yes"), "softmax": ("0", "1", "2"), "linear": ()}[target]
     training = rows.rows(torch.arange(len(rows)))
     x, encoded = (torch.cat(each) for each in zip(training, data.held_out, strict=True))
+    if target == "linear":
+        back = data.units["y"][0] + data.units["y"][1] * encoded.numpy()
+        np.testing.assert_allclose(np.sort(back), np.sort(y))
     expected = build_model(data.model_name, (x, encoded))
     assert type(data.model) is type(expected)
     assert vars(data.model) == pytest.approx(vars(expected))

@@ -191,5 +191,5 @@ def test_a_run_of_the_preset_best_is_calibrated_and_its_page_says_so(bpc: Invoke
     assert made.exit_code == 0, made.stderr
     assert json.loads(made.stdout)["calibrated"]["images"] == 200
     page = (tmp_path / "r" / "report.html").read_text()
-    assert "chosen on 200 training images" in page
+    assert "chosen on 200 training images" in page and "for control and coreset and calibrated coreset" in page
     assert json.loads((tmp_path / "r" / "config.json").read_text())["calibration"] == 200

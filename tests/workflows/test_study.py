@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -65,6 +66,25 @@ def test_csv_with_text_classes(tmp_path: Path) -> None:
     data = load_posterior_data(write(tmp_path / "a.csv", "a,b,bought\n" + rows), target="bought")
     assert data.model_name == "logistic"
     assert data.classes == ("no", "yes")
+
+
+@pytest.mark.parametrize(("model", "target"), [("linear", "c"), ("weibull", "c"), ("gaussian-mean", None)])
+def test_units_lead_back_to_the_file(tmp_path: Path, model: str, target: str | None) -> None:
+    values = np.random.default_rng(0).gamma(2, 3, (30, 3)).round(6)
+    text = "a,b,c\n" + "\n".join(",".join(map(str, row)) for row in values)
+    data = load_posterior_data(write(tmp_path / "a.csv", text), model, target)
+    x, y = data.rows.rows(torch.arange(len(data.rows)))
+    seen = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2] if target is None else y.reshape(len(y), -1)[:, 0]}
+    back = np.stack([data.units[name][0] + data.units[name][1] * column.numpy() for name, column in seen.items()], 1)
+    assert {tuple(row) for row in back.round(6)} < {tuple(row) for row in values}
+
+
+def test_a_study_says_which_class_is_which(tmp_path: Path) -> None:
+    rows = "\n".join(f"{i % 7},{1 if i % 2 else -1}" for i in range(40))
+    data = load_posterior_data(write(tmp_path / "a.csv", "a,y\n" + rows), target="y")
+    study = run_study(data, ["uniform"], [5], **SHORT)
+    assert "Classes: 0 is '-1', 1 is '1'." in study.notes
+    assert study.as_json()["classes"] == ["-1", "1"]
 
 
 @pytest.mark.parametrize(

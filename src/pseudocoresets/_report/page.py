@@ -256,6 +256,7 @@ def _reliability(metrics: Mapping[str, Any]) -> dict[str, Any] | None:
     blocks = [
         ("control", "second", section(section(metrics, "control"), "reliability")),
         ("coreset", "first", section(metrics, "reliability")),
+        ("calibrated coreset", "third", section(section(metrics, "calibrated"), "reliability")),
     ]
     lines = [charts.reliability_series(name, style, block) for name, style, block in blocks if block]
     lines = [line for line in lines if line.points]

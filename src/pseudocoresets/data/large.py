@@ -98,7 +98,8 @@ def load_large_data(
     built = build_model(name, rows.some, prior_scale)
     if isinstance(built, LinearRegression):
         built = replace(built, noise_scale=max(1e-6, whole.residual_deviation()))
-    return PosteriorData(built, rows, held_out, Path(source).name, name, tuple(map(class_name, prepared.classes)))
+    classes = tuple(map(class_name, prepared.classes))
+    return PosteriorData(built, rows, held_out, Path(source).name, name, classes, prepared.units(table))
 
 
 # --- files -----------------------------------------------------------------------------------------
@@ -431,6 +432,12 @@ class Preparation:
         if self.classes:
             return torch.from_numpy(np.searchsorted(np.array(self.classes), values).astype(np.float64))
         return torch.from_numpy((values.astype(np.float64) - self.shift) / self.unit)
+
+    def units(self, table: LargeTable) -> dict[str, tuple[float, float]]:
+        """(shift, unit) of the features, and of the target where it is standardised."""
+        pairs = zip(self.mean.tolist(), self.deviation.tolist(), strict=True)
+        target = {} if (self.shift, self.unit) == (0.0, 1.0) else {table.target: (self.shift, self.unit)}
+        return dict(zip(table.features, pairs, strict=True)) | target
 
     def rows_of(self, table: LargeTable, parts: Sequence[_Summary], kind: str) -> tuple[Tensor, Tensor]:
         """Rows that the first pass has drawn."""

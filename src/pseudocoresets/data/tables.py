@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -83,6 +83,9 @@ class PosteriorData:
     name: str
     model_name: str
     classes: tuple[str, ...] = ()
+    """Values of the target that the model knows as 0, 1, ..."""
+    units: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """(shift, unit) of columns that were standardised: the model sees (value - shift) / unit."""
 
 
 def load_posterior_data(
@@ -99,10 +102,10 @@ def load_posterior_data(
 ) -> PosteriorData:
     """Data and a model: an embedded set, a CSV or Parquet file, or ``"synthetic"`` (of ``points`` and ``dimension``).
 
-    Features are standardised on the training part and an intercept is added (not for the Gaussian mean, nor where
-    cutpoints stand for it); a fifth of the data is held out. Of a file, ``event`` names the column that says whether a
-    survival time ended in the event, ``group`` that of the groups of random intercepts, and ``formula`` says target and
-    features in one, such as ``"y ~ x + C(z)"``.
+    Features are standardised on the training part (survival times are in units of their geometric mean) and an
+    intercept is added (not for the Gaussian mean, nor where cutpoints stand for it); a fifth of the data is held out.
+    Of a file, ``event`` names the column that says whether a survival time ended in the event, ``group`` that of the
+    groups of random intercepts, and ``formula`` says target and features in one, such as ``"y ~ x + C(z)"``.
     """
     if model != "auto" and model not in MODEL_NAMES:
         raise InputError(f"There is no model named '{model}'. Known: auto, {', '.join(MODEL_NAMES)}.")
@@ -392,22 +395,25 @@ def _prepare(table: Table, model: str, prior_scale: float, seed: int, name: str)
         raise InputError(f"'{name}' has {len(order)} rows; at least 5 are needed to hold some out.")
     y, classes = _encode(table, model)
     scale = np.where(table.x[train].std(0) > 0, table.x[train].std(0), 1.0)
-    centred = (table.x - table.x[train].mean(0)) / scale
-    x, columns = centred, table.columns
-    if model == "gaussian-mean":
-        x = table.x / scale
-    elif model != "ordinal":
-        x, columns = np.concatenate([centred, np.ones((len(centred), 1))], 1), (*columns, "intercept")
+    shift = np.zeros_like(scale) if model == "gaussian-mean" else table.x[train].mean(0)
+    x, columns = (table.x - shift) / scale, table.columns
+    units = dict(zip(columns, zip(shift.tolist(), scale.tolist(), strict=True), strict=True))
+    if model not in ("gaussian-mean", "ordinal"):
+        x, columns = np.concatenate([x, np.ones((len(x), 1))], 1), (*columns, "intercept")
     if model in GROUPED:
         x, columns = np.concatenate([x, _encode_groups(table, model)], 1), (*columns, "group")
     if model in STANDARDISED:
-        y = (y - y[train].mean()) / (y[train].std() or 1.0)
+        units[table.target] = float(y[train].mean()), float(y[train].std() or 1.0)
+        y = (y - units[table.target][0]) / units[table.target][1]
+    if model == "weibull":
+        units[table.target] = 0.0, float(np.exp(np.log(y[:, 0]).mean()))
+        y[:, 0] /= units[table.target][1]
     whole = Rows(torch.from_numpy(x), torch.from_numpy(y))
     rows = Rows(torch.from_numpy(x[train]), torch.from_numpy(y[train]), columns=columns)
     data_dependent = model in ("linear", "gaussian-mean")
     built = build_model(model, rows if data_dependent else whole, prior_scale)
     held_out = torch.from_numpy(x[test]), torch.from_numpy(y[test])
-    return PosteriorData(built, rows, held_out, name, model, classes)
+    return PosteriorData(built, rows, held_out, name, model, classes, units)
 
 
 def _encode(table: Table, model: str) -> tuple[NDArray[np.float64], tuple[str, ...]]:
@@ -430,11 +436,11 @@ def _encode(table: Table, model: str) -> tuple[NDArray[np.float64], tuple[str, .
 
 
 def _encode_survival(table: Table, times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Times in units of their geometric mean, and whether the event was seen; without a column of events, always."""
+    """Times, and whether the event was seen; without a column of events, always."""
     event = np.ones(len(times)) if table.event is None else table.event
     if not (times > 0).all() or not np.isin(event, (0, 1)).all():
         raise InputError("Survival times must be positive, and events 1 (seen) or 0 (censored).")
-    return np.stack([times / np.exp(np.log(times).mean()), event], 1)
+    return np.stack([times, event], 1)
 
 
 def _encode_groups(table: Table, model: str) -> NDArray[np.float64]:

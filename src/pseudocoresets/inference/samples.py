@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,7 +74,7 @@ class PosteriorSamples:
         return self.parameters.flatten(0, 1)
 
     def to_arviz(self, names: Sequence[str] | None = None) -> Any:
-        """The draws as ArviZ InferenceData (``to_netcdf``, ``to_zarr``), as ``theta`` or by the parameters' names."""
+        """The draws as ArviZ InferenceData (with its ``to_netcdf``), as ``theta`` or by the parameters' names."""
         try:
             import arviz
         except ImportError:
@@ -84,6 +85,17 @@ class PosteriorSamples:
         if len(names) != values.shape[-1]:
             raise InputError(f"The model has {values.shape[-1]} parameters; got {len(names)} names.")
         return arviz.from_dict(posterior={name: values[..., i] for i, name in enumerate(names)})
+
+    def to_zarr(self, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
+        """The same as a Zarr store at ``path``, which ``xarray.open_datatree`` reads and ``arviz.from_datatree`` takes.
+
+        ArviZ's own ``to_zarr`` refuses the current Zarr, which xarray writes.
+        """
+        try:
+            import zarr  # noqa: F401
+        except ImportError:
+            raise InputError("Zarr stores need Zarr: pip install 'pseudocoresets[arviz]'.") from None
+        self.to_arviz(names).to_datatree().to_zarr(os.fspath(path), consolidated=False)
 
     @property
     def exact(self) -> bool:

@@ -117,6 +117,8 @@ class Study:
             f"R-hat {reference.r_hat:.3f}; held-out log-likelihood of the full posterior "
             f"{full_predictive(self.data, reference):.4f}.",
         ]
+        if (kinds := self.data.classes) != tuple(map(str, range(len(kinds)))):
+            notes.append(f"Classes: {', '.join(f'{code} is {kind!r}' for code, kind in enumerate(kinds))}.")
         if any(row.returned not in (None, OWN) for row in self.rows):
             notes.append(
                 "After '=': what was measured to be nearer than the method's own coreset and returned in its place."
@@ -142,6 +144,8 @@ class Study:
             "model": self.data.model_name,
             "points": len(self.data.rows),
             "parameters": self.data.model.size,
+            "classes": list(self.data.classes),
+            "units": {name: list(unit) for name, unit in self.data.units.items()},
             "reference": self.reference.summary() | {"how": self.reference.how},
             "noise_floor": self.noise_floor.as_json(),
             "rows": [row.as_json() | {"speed_up": self.speed_up(row) if row.distances else None} for row in self.rows],
