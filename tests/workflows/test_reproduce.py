@@ -21,7 +21,7 @@ from pseudocoresets.workflows.reproduce.catalogue import NETWORKS, TABLES, Place
 from pseudocoresets.workflows.reproduce.cells import VARIANTS, Made, ReproductionCell
 from pseudocoresets.workflows.reproduce.judge import Order, ReproductionJudge
 from pseudocoresets.workflows.reproduce.scale import SMOKE, Scale
-from pseudocoresets.workflows.reproduce.schedule import Clock, Wanted
+from pseudocoresets.workflows.reproduce.schedule import Clock, Wanted, judge_coreset
 from pseudocoresets.workflows.reproduce.tables import UNITS, corruption_of, lines_of, markdown, read_records
 
 ORDER = Order(Path("nowhere"))
@@ -228,6 +228,28 @@ def test_a_budget_counts_with_how_slow_the_device_was_so_far(monkeypatch: pytest
     now = 145.0  # faster than 49 estimated seconds, which is no reason to count on it
     assert not clock.affords(56)
     assert Clock(now).affords(1e9)
+
+
+def test_a_control_is_judged_only_beside_a_coreset_that_is_there(tmp_path: Path) -> None:
+    order = Order(tmp_path / "out", coresets=tmp_path, scale=replace(SMOKE, is_smoke=False))
+    wanted = Wanted(["main"], datasets=["cifar10"], sizes=[10], variants=["best"], protocols=["cold"])
+    cells, judged = wanted.cells(order), []
+    assert [cell.role for cell in cells] == ["coreset", "control"]
+
+    class Failing:
+        folder = order.folder
+
+        def identity(self, cell: ReproductionCell) -> dict[str, Any]:
+            return {}
+
+        def measure(self, cell: ReproductionCell) -> dict[str, Any]:
+            judged.append(cell.role)
+            raise ValueError("no coreset")
+
+    list(judge_coreset(cells, Failing(), order, Clock(0.0)))
+    (tmp_path / "cifar10-ipc10-best.safetensors").touch()
+    list(judge_coreset(cells, Failing(), order, Clock(0.0)))
+    assert judged == ["coreset", "coreset", "control"]
 
 
 def test_shift_is_the_mean_over_severities() -> None:

@@ -2,7 +2,8 @@
 
 The first seed of every table comes before the second of any; then tables go in the order of the catalogue, the paper's
 own method and our best before rivals, and all judgements of a coreset follow one another. With a budget, a cell is left
-out if it would not be done in time, by its estimate and by how much longer than theirs those before it took.
+out if it would not be done in time, by its estimate and by how much longer than theirs those before it took. Controls
+and starts are judged only beside a coreset that is there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pseudocoresets.core.mapping import Mapper, in_this_process
 from pseudocoresets.core.progress import Silent, task
 from pseudocoresets.data import find_entry
 from pseudocoresets.methods.selection import SELECTIONS
-from pseudocoresets.workflows.cells import RESULT, Outcome, lost_cell, run_cells
+from pseudocoresets.workflows.cells import RESULT, Judge, Outcome, lost_cell, run_cells
 from pseudocoresets.workflows.place import Workplace
 from pseudocoresets.workflows.plan import Plan
 from pseudocoresets.workflows.reproduce.catalogue import TABLES
@@ -119,16 +120,21 @@ def estimate(cells: Iterable[ReproductionCell], order: Order) -> float:
     return sum(parts.values())
 
 
+def _is_made(cell: ReproductionCell, order: Order) -> bool:
+    """Whether its coreset is there."""
+    return (order.folder(cell).parent / CONSTRUCTION / RESULT).is_file() or order.recorded(cell) is not None
+
+
 def _parts(cell: ReproductionCell, order: Order) -> dict[str, float]:
     """The seconds of judging, constructing and training experts, each under what it is done for."""
     if is_done(cell, order):
         return {}
     plan = order.scale.plan(cell)
     found = {str(cell): _judging(cell, plan)}
-    made = (order.folder(cell).parent / CONSTRUCTION / RESULT).is_file() or order.recorded(cell) is not None
-    if cell.role == "coreset" and not made:
+    to_make = cell.role == "coreset" and not _is_made(cell, order)
+    if to_make:
         found[cell.made.slug] = _constructing(cell, plan, order)
-    needs_experts = plan.protocol == "expert" or (cell.role == "coreset" and not made and plan.needs_experts())
+    needs_experts = plan.protocol == "expert" or (to_make and plan.needs_experts())
     if needs_experts and not (order.expert_folder(cell) / "store.json").is_file():
         found[str(order.expert_folder(cell))] = _training(plan)
     return found
@@ -205,16 +211,18 @@ def compute(
             spread_experts(partial(judge.train_block, cell), order.scale.plan(cell), mapper, place.progress)
     coresets = [list(group) for _, group in groupby(cells, key=lambda cell: cell.made)]
     with task(place.progress, "coresets", len(coresets)) as shown:
-        for outcomes in mapper(partial(_judged, judge=judge, order=order, clock=clock), coresets, _lost):
+        for outcomes in mapper(partial(judge_coreset, judge=judge, order=order, clock=clock), coresets, _lost):
             yield from outcomes
             shown.advance(note=str(outcomes[-1].cell) if outcomes else "")
 
 
-def _judged(
-    cells: Sequence[ReproductionCell], judge: ReproductionJudge, order: Order, clock: Clock
+def judge_coreset(
+    cells: Sequence[ReproductionCell], judge: Judge[ReproductionCell], order: Order, clock: Clock
 ) -> list[Outcome[ReproductionCell]]:
+    """All judgements of a coreset that there is time for."""
+
     def affordable(cell: ReproductionCell) -> bool:
-        return clock.affords(estimate([cell], order))
+        return (cell.role == "coreset" or _is_made(cell, order)) and clock.affords(estimate([cell], order))
 
     with threads_for((1,) if order.scale.is_smoke else (3, 32, 32)):
         return list(run_cells(cells, judge, affordable=affordable))
