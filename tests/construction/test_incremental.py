@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.support.glm_problems import glm_problem
 from torch import Tensor
 
 import pseudocoresets as pc
@@ -61,6 +62,19 @@ def test_coresets_of_parts_stand_for_the_whole() -> None:
     assert (len(reduced), reduced.data_size) == (6, len(X))
     assert divergence(MODEL, pc.Rows(X, Y), reduced) < 0.05
     assert reduced.configuration["merged"] == ["moments", "moments"]
+
+
+def test_a_reduction_keeps_a_posterior_that_is_no_gaussian() -> None:
+    """Weights of coresets do not add up to the number of data, and neither may their reduction make them."""
+    problem = glm_problem("logistic", "plain", 200, 4, seed=0)
+    halves = [
+        pc.construct((problem.rows.x[i::2], problem.rows.y[i::2]), model=problem.model, method="moments", size=8)
+        for i in range(2)
+    ]
+    reduced = pc.merge(halves, problem.model, 8)
+    assert abs(float(pc.merge(halves).weights.sum()) - 200) > 10
+    assert (len(reduced), reduced.data_size) == (8, 200)
+    assert problem.divergence(reduced.points)[0] < 0.003
 
 
 def test_soft_labels_take_hard_ones_that_arrive() -> None:

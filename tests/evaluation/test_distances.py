@@ -85,7 +85,10 @@ def test_kl_by_draws_is_that_of_importance_sampling(size: int) -> None:
 
 def test_a_disagreement_of_gaussian_fits_and_draws_is_said() -> None:
     same = Distances(0.2, 0.2, 0, 0, 0, 0, kl_by_draws=0.25, pareto_k=0.3)
-    assert same.disagreement is None
-    assert "trust the latter" in str(replace(same, kl_by_draws=2.0).disagreement)
-    assert "lacks a tail" in str(replace(same, kl_full_coreset=0.01, kl_by_draws=0.01, pareto_k=1.2).disagreement)
-    assert replace(same, kl_by_draws=2.0, gaussian_fit=False).disagreement is None
+    assert same.disagreement() is None
+    assert "trust the latter" in str(replace(same, kl_by_draws=2.0).disagreement())
+    assert "lacks a tail" in str(replace(same, kl_full_coreset=0.01, kl_by_draws=0.01, pareto_k=1.2).disagreement())
+    assert replace(same, kl_by_draws=2.0, gaussian_fit=False).disagreement() is None
+    noisy = replace(same, kl_full_coreset=0.26, kl_by_draws=0.06)
+    assert noisy.disagreement() is not None
+    assert noisy.disagreement(noise=0.25) is None, "fits to as many draws of one posterior are as far apart"

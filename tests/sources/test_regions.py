@@ -15,6 +15,7 @@ from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.points import Points, Rows
 from pseudocoresets.inference.models import sample_model_posterior
 from pseudocoresets.models import FunctionModel, LogisticRegression
+from pseudocoresets.models.functions import as_smooth
 from pseudocoresets.sources.gaussian_fit import GaussianFit
 from pseudocoresets.sources.reference import ReferenceRun, reference_posterior, require_agreement
 from pseudocoresets.sources.regions import find_regions, log_evidence
@@ -23,18 +24,19 @@ SHORT = {"draws": 150, "warmup": 100, "chains": 12}
 """Chains advance together, so that more of them cost little, and R-hat is sooner below 1.01."""
 
 
-def mixture(tilt: float) -> tuple[FunctionModel, Rows]:
-    """0.5 N(mu_1, 1) + 0.5 N(mu_2, 1) with its means as parameters: exchanging them changes the prior's tilt alone."""
+def mixture(tilt: float, components: int = 2) -> tuple[FunctionModel, Rows]:
+    """Equal shares of N(mu_j, 1) with the means as parameters: exchanging them changes the prior's tilt alone."""
 
     def log_likelihood(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return torch.logsumexp(-0.5 * (x - theta).square(), 1) + math.log(0.5)
+        return torch.logsumexp(-0.5 * (x - theta).square(), 1) - math.log(components)
 
     def log_prior(theta: Tensor) -> Tensor:
         return -0.02 * theta.square().sum() + tilt * theta[0]
 
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(60, 1, generator=generator) + torch.where(torch.arange(60)[:, None] < 30, -2.0, 2.0)
-    return FunctionModel(log_likelihood, log_prior, 2), Rows(x, torch.zeros(60))
+    centres = 4.0 * (torch.arange(60)[:, None] * components // 60) - 2 * (components - 1)
+    x = torch.randn(60, 1, generator=generator) + centres
+    return FunctionModel(log_likelihood, log_prior, components), Rows(x, torch.zeros(60))
 
 
 def share_of_first_mode(model: FunctionModel, rows: Rows) -> float:
@@ -83,6 +85,13 @@ def test_a_reference_of_one_mode_is_refused_by_one_of_both() -> None:
     half = replace(found, parameters=swapped, gaussian=Gaussian.fit(swapped.flatten(0, 1)))
     with pytest.raises(DivergenceError, match="started independently disagree"):
         require_agreement(half, found)
+
+
+@pytest.mark.parametrize(("components", "modes"), [(2, 2), (3, 6)])
+def test_every_naming_of_the_components_is_a_mode_in_every_seed(components: int, modes: int) -> None:
+    model, rows = mixture(0.0, components)
+    known = GaussianFit(as_smooth(model), rows).gaussian
+    assert [len(find_regions(as_smooth(model), rows, known, seed)) for seed in range(4)] == 4 * [modes]
 
 
 def test_a_posterior_with_one_mode_has_one_region() -> None:

@@ -25,7 +25,7 @@ from pseudocoresets.coreset import Coreset
 from pseudocoresets.methods import Method, MomentMatching
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.models.functions import as_smooth
-from pseudocoresets.sources.gaussian_fit import KnownGaussian, fit_gaussian
+from pseudocoresets.sources.gaussian_fit import GaussianFit
 
 PARTS, PART_SIZE = "parts", "part_size"
 QUICK = {"iterations": 60, "restarts": 0}
@@ -125,13 +125,13 @@ def _arrived(coreset: Coreset, rows: Points) -> Coreset:
 
 
 def _reduced(union: Coreset, model: SmoothModel, size: int, method: str | Method, settings: dict[str, Any]) -> Coreset:
-    source = KnownGaussian(fit_gaussian(model, union.points))
-    data = RepeatedRows(union.points, union.data_size)
+    source = GaussianFit(model, union.points)
+    data = RepeatedRows(union.points, max(size, round(float(union.weights.sum()))))
     if method == MomentMatching.name and "method_options" not in settings:
         settings = {**settings, "method_options": QUICK}
     made = construct(data, source, method, model=model, size=size, **{"check": False, **settings})
     kept = {name: union.configuration[name] for name in ("columns", "merged") if name in union.configuration}
-    return replace(made, source=union.source, configuration={**made.configuration, **kept})
+    return replace(made, data_size=union.data_size, source=union.source, configuration={**made.configuration, **kept})
 
 
 @dataclass(frozen=True)

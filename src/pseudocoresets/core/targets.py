@@ -49,8 +49,10 @@ def log_likelihoods(model: Model, theta: Tensor, points: Points) -> Tensor:
     return torch.cat([model.log_likelihood(part, points.x, points.y) @ points.weights for part in parts])
 
 
-def full_log_likelihoods(model: Model, theta: Tensor, data: FullData) -> Tensor:
-    """The same over all the data, each of weight one; one pass."""
+def full_log_likelihoods(model: Model, theta: Tensor, data: FullData | Points) -> Tensor:
+    """The same over all the data, each of weight one unless they are weighted points; one pass."""
+    if isinstance(data, Points):
+        return log_likelihoods(model, theta, data)
     return sum_over(data, partial(_batch_log_likelihoods, model, theta))[0]
 
 

@@ -58,12 +58,14 @@ class Distances:
         """KL(full || coreset) by draws, or between Gaussian fits where that is all there is."""
         return self.kl_full_coreset if self.kl_by_draws is None else self.kl_by_draws
 
-    @property
-    def disagreement(self) -> str | None:
-        """In plain words, that the divergence of Gaussian fits is not that of the posteriors, if so."""
+    def disagreement(self, noise: float = 0.0) -> str | None:
+        """In plain words, that the divergence of Gaussian fits is not that of the posteriors, if so.
+
+        ``noise`` is what fits to other draws of the same posterior differ by, such as those of two references.
+        """
         if not self.gaussian_fit or self.kl_by_draws is None:
             return None
-        gap, larger = abs(self.kl_by_draws - self.kl_full_coreset), max(self.kl_by_draws, self.kl_full_coreset)
+        gap, larger = abs(self.kl_by_draws - self.kl_full_coreset) - noise, max(self.kl_by_draws, self.kl_full_coreset)
         if gap > 0.1 and gap > 0.5 * larger:
             return (
                 f"KL is {self.kl_full_coreset:.3g} between Gaussian fits and {self.kl_by_draws:.3g} by draws: "

@@ -25,7 +25,7 @@ from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.parameterisation import TargetRange
-from pseudocoresets.core.points import FullData, LargeData
+from pseudocoresets.core.points import FullData, LargeData, Points
 
 MOST_PARAMETERS = 2001
 """Up to which the covariance of a posterior is worth having: 2,000 features and an intercept."""
@@ -72,14 +72,17 @@ class SmoothModel(Model, Protocol):
     def expected_log_prior(self, q: Gaussian) -> Expectation: ...
 
 
-def check_data(model: SmoothModel, data: FullData) -> None:
-    """Refuse data that the model cannot have produced; one pass, or none over those that were checked as they came."""
+def check_data(model: SmoothModel, data: FullData | Points) -> None:
+    """Refuse data that the model cannot have produced; one pass, or none over those that were checked as they came.
+
+    Neither are points of coresets, whose targets may be soft.
+    """
     if model.size > MOST_PARAMETERS:
         raise InputError(
             f"The model has {model.size:,} parameters; a posterior of at most {MOST_PARAMETERS:,} is measured here, so "
             "leave some features out."
         )
-    for x, y in [] if isinstance(data, LargeData) else data.batches():
+    for x, y in [] if isinstance(data, LargeData | Points) else data.batches():
         model.check_data(x, y)
 
 

@@ -45,7 +45,7 @@ class GaussianFit:
     """Draws of q, the Gaussian nearest to the full posterior; it is found once, when first asked for."""
 
     model: SmoothModel
-    data: FullData
+    data: FullData | Points
     start: Gaussian | None = None
     """A Gaussian near it, which saves passes."""
 
@@ -79,25 +79,9 @@ class GaussianFit:
         return gaussian, time.perf_counter() - began
 
     def draw(self, count: int, max_start_epoch: int | None, expert_epochs: int, randomness: Randomness) -> Draw:
-        """Independent draws of q."""
-        return independent_draws(self.gaussian, count, expert_epochs, randomness)
-
-
-@dataclass(frozen=True)
-class KnownGaussian:
-    """Draws of a Gaussian that is known to be near the full posterior."""
-
-    gaussian: Gaussian
-
-    def draw(self, count: int, max_start_epoch: int | None, expert_epochs: int, randomness: Randomness) -> Draw:
-        """As those of :class:`GaussianFit`."""
-        return independent_draws(self.gaussian, count, expert_epochs, randomness)
-
-
-def independent_draws(gaussian: Gaussian, count: int, expert_epochs: int, randomness: Randomness) -> Draw:
-    """``later`` is ``start`` for no epochs, and independent of it for any."""
-    start = gaussian.sample(count, randomness.device)
-    return Draw(start, start if expert_epochs == 0 else gaussian.sample(count, randomness.device))
+        """Independent draws of q; ``later`` is ``start`` for no epochs, and independent of it for any."""
+        start = self.gaussian.sample(count, randomness.device)
+        return Draw(start, start if expert_epochs == 0 else self.gaussian.sample(count, randomness.device))
 
 
 @torch.no_grad()

@@ -70,7 +70,7 @@ class Yardstick:
     """Divergences of coresets from the posterior of ``data``, of which ``q`` is the nearest Gaussian."""
 
     model: SmoothModel
-    data: FullData
+    data: FullData | Points
     q: Gaussian
     seed: int = 0
 

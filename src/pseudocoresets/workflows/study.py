@@ -123,11 +123,12 @@ class Study:
             notes.append(
                 "After '=': what was measured to be nearer than the method's own coreset and returned in its place."
             )
+        noise = self.noise_floor.kl_full_coreset
         for row in self.rows:
             if row.failure is not None:
                 notes.append(f"{row.name}, seed {row.seed}, failed: {row.failure}")
-            elif row.distances is not None and row.distances.disagreement is not None:
-                notes.append(f"{row.name}, seed {row.seed}: {row.distances.disagreement}.")
+            elif row.distances is not None and (said := row.distances.disagreement(noise)) is not None:
+                notes.append(f"{row.name}, seed {row.seed}: {said}.")
         return notes
 
     def medians(self, metric: str) -> dict[str, dict[int, float]]:
