@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import linprog
 from torch import Tensor
 
 import pseudocoresets as pc
@@ -13,13 +17,16 @@ from pseudocoresets.core.seeds import generator_for
 from pseudocoresets.data.dataset import Split
 from pseudocoresets.evaluation.attacks import (
     APGD,
+    FAB,
     PGD,
     Attack,
     Square,
+    Targeted,
+    apgd_towards,
     attack_chains,
     averaged_scores,
     cross_entropy,
-    logits_ratio,
+    onto_plane,
     robust_accuracy,
 )
 
@@ -44,7 +51,9 @@ def closed_form(weights: Tensor, pixels: Tensor, labels: Tensor, epsilon: float)
 
 
 @pytest.mark.parametrize(
-    "attack", [PGD(), APGD(cross_entropy, 20), APGD(logits_ratio, 20)], ids=["pgd", "apgd-ce", "apgd-dlr"]
+    "attack",
+    [PGD(), APGD(cross_entropy, 20), Targeted(partial(apgd_towards, steps=20))],
+    ids=["pgd", "apgd-ce", "apgd-t"],
 )
 def test_gradient_attacks_reach_the_closed_form_of_a_linear_model_of_two_classes(attack: Attack) -> None:
     """There the worst point is one corner of the box, whatever the loss: the attack must find it for every image."""
@@ -62,11 +71,45 @@ def test_with_many_classes_no_attack_finds_more_than_there_is_and_together_they_
     def found(attacks: Sequence[Attack]) -> float:
         return robust_accuracy(lambda x: x.flatten(1) @ weights.T, pixels, labels, EPSILON, attacks)
 
-    suite: list[Attack] = [APGD(cross_entropy, 30), APGD(logits_ratio, 30), Square(100)]
+    suite: list[Attack] = [APGD(cross_entropy, 30), Targeted(partial(apgd_towards, steps=10), 1), Square(100)]
     singles = [found([attack]) for attack in suite]
     assert min(singles) >= expected
     assert expected <= found(suite) <= singles[0]
     assert found(suite) <= expected + 0.03
+
+
+@pytest.mark.parametrize("towards", [partial(apgd_towards, steps=30), partial(FAB, steps=20)], ids=["apgd", "fab"])
+def test_attacks_towards_each_class_reach_the_closed_form_of_a_linear_model(towards: Any) -> None:
+    """Towards a class j the model is one of two classes; FAB ends within a per cent of the boundary's distance."""
+    weights, pixels, labels = linear_problem(5)
+    least, most = (closed_form(weights, pixels, labels, factor * EPSILON) for factor in (1.0, 0.99))
+    attack = Targeted(towards)
+    found = robust_accuracy(lambda x: x.flatten(1) @ weights.T, pixels, labels, EPSILON, [attack])
+    assert 0.1 < least <= found <= most < 0.9
+
+
+def test_the_nearest_point_of_a_plane_is_that_of_a_linear_program() -> None:
+    """min r such that < n, x + d > = level, |d_i| <= r and 0 <= x + d <= 1; out of reach, as far as pixels go."""
+    generator = torch.Generator().manual_seed(3)
+    x, normal = (
+        torch.rand(6, 1, 2, 3, generator=generator).double(),
+        torch.randn(6, 1, 2, 3, generator=generator).double(),
+    )
+    level = torch.tensor([0.4, -0.3, 1.0, 0.0, 0.2, 50.0]).double()
+    found = onto_plane(x, normal, level)
+    for point, slopes, start, wanted in zip(found[:5], normal, x, level, strict=False):
+        n, p = slopes.flatten().numpy(), start.flatten().numpy()
+        ones = np.ones((6, 1))
+        limits = np.block([[np.eye(6), -ones], [-np.eye(6), -ones]])
+        program = linprog(
+            [0.0] * 6 + [1.0], limits, np.zeros(12), [[*n, 0.0]], [float(wanted) - n @ p],
+            [*((-value, 1 - value) for value in p), (0, None)],
+        )  # fmt: skip
+        assert program.success
+        assert float((point - start).abs().max()) == pytest.approx(program.fun, abs=1e-9)
+        assert float((point * slopes).sum()) == pytest.approx(float(wanted), abs=1e-9)
+        assert 0 <= float(point.min()) <= float(point.max()) <= 1
+    torch.testing.assert_close(found[5], (normal[5] > 0).double())
 
 
 def test_the_square_attack_needs_no_gradient() -> None:
@@ -77,7 +120,11 @@ def test_the_square_attack_needs_no_gradient() -> None:
     assert closed_form(weights, pixels, labels, EPSILON) <= rounded < closed_form(weights, pixels, labels, EPSILON / 4)
 
 
-@pytest.mark.parametrize("attack", [PGD(3), APGD(logits_ratio, 5), Square(5)], ids=["pgd", "apgd", "square"])
+@pytest.mark.parametrize(
+    "attack",
+    [PGD(3), APGD(cross_entropy, 5), Targeted(apgd_towards, 1), Targeted(partial(FAB, steps=5)), Square(5)],
+    ids=["pgd", "apgd", "apgd-t", "fab", "square"],
+)
 def test_attacks_stay_within_epsilon_and_the_pixels(attack: Attack) -> None:
     weights, _, labels = linear_problem(3)
     pixels = torch.rand(len(labels), *SHAPE, generator=torch.Generator().manual_seed(1)).round()

@@ -7,8 +7,8 @@ With mean_g and r_g = 1 / sqrt(var_g + eps) those of an image's group g of chann
     dgamma_c = sum d_cj xhat_cj,      dbeta_c = sum d_cj      (over images and pixels j)
     dx_cj    = r_g (gamma_c d_cj - mean_g(gamma d) - xhat_cj mean_g(gamma d xhat))
 
-PyTorch's own norm takes eight kernels, and copies images that are not channels-first before and after it. A program
-holds all pixels of some whole groups of one image in registers.
+PyTorch's own norm takes several kernels each way, and copies images that are not channels-first before and after it. A
+program holds all pixels of some whole groups of one image in registers.
 """
 
 from __future__ import annotations

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from pseudocoresets.data.corruptions import SEVERITIES, SHIFT_CORRUPTIONS
-from pseudocoresets.evaluation.attacks import APGD, ATTACKS, EPSILONS, PGD, Attack, Square, cross_entropy
+from pseudocoresets.evaluation.attacks import (
+    APGD,
+    ATTACKS,
+    EPSILONS,
+    FAB,
+    PGD,
+    Attack,
+    Square,
+    Targeted,
+    apgd_towards,
+    cross_entropy,
+)
 from pseudocoresets.evaluation.report import CONTROL_DRAWS
 from pseudocoresets.workflows.plan import Plan, make_plan
 from pseudocoresets.workflows.reproduce.cells import VARIANTS, ReproductionCell
@@ -113,7 +125,15 @@ SMOKE = Scale(
     test_images=50,
     corruptions=SHIFT_CORRUPTIONS,
     severities=(3,),
-    attacks={"pgd": (PGD(2),), "autoattack-style": (APGD(cross_entropy, 2), Square(2))},
+    attacks={
+        "pgd": (PGD(2),),
+        "autoattack-style": (
+            APGD(cross_entropy, 2),
+            Targeted(partial(apgd_towards, steps=2), 2),
+            Targeted(partial(FAB, steps=2), 2),
+            Square(2),
+        ),
+    },
     epsilons=(8 / 255,),
     attacked_images=20,
     is_smoke=True,

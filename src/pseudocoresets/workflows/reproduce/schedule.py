@@ -49,7 +49,7 @@ PACES = {
 EXPERT_IMAGES_PER_SECOND = 800_000
 OTHER_NETWORKS = {"alexnet": 6.0, "vgg11": 12.0, "resnet18": 30.0}
 """How much slower than a ConvNet of three blocks networks without kernels of their own are (benchmarks/NOTES.md)."""
-SHIFT_SECONDS, ATTACK_SECONDS = 90.0, 100.0
+SHIFT_SECONDS, ATTACK_SECONDS = 90.0, 300.0
 
 
 @dataclass(frozen=True)
