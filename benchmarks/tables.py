@@ -76,6 +76,13 @@ earlier independent run with 12 experts has 52.0 / 60.0 there, 30.3 averaged for
 leak, `cold` and `point` agree on 33.3 for one chain: twice the control, 13.5 points below the paper. The coresets of
 ten and fifty images have not been made with this command yet; the independent run has 46.4 and 62.7 cold, averaged.
 """
+PICTURES = """
+### Pictures of the coresets (`pictures`)
+
+One image per class of CIFAR-10, by the method as published, gradient matching, the same with augmentation, distribution
+matching, and our best. Values beyond black and white, which the methods are free to use, are cut off.
+
+![Coresets of five methods, CIFAR-10, one image per class](images/cifar10-ipc1-methods.png)"""
 INTRODUCTION = """# Results
 
 This page is written by `python benchmarks/tables.py` from `benchmarks/results/`; do not edit it.
@@ -128,6 +135,7 @@ def reproduced(document: dict[str, Any]) -> Iterator[str]:
             absent.append(name)
     if absent:
         yield f"\nNo records yet: {', '.join(absent)}."
+    yield PICTURES
 
 
 def by_protocol(records: Mapping[ReproductionCell, Document]) -> Iterator[str]:
