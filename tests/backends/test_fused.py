@@ -23,12 +23,13 @@ from torch.nn import functional as F
 from pseudocoresets.backends import ChainPlan, PlainBackend, choose_backend
 from pseudocoresets.construction.loop import Construction, run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
+from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.errors import DeviceMemoryError, InputError
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
 from pseudocoresets.data import Dataset, load_dataset
-from pseudocoresets.inference import PosteriorSamples
+from pseudocoresets.inference import PosteriorSamples, sample_posterior
 from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.kernels import Langevin
 from pseudocoresets.methods import ContrastiveDivergence, Points
@@ -315,6 +316,17 @@ def test_predictions_that_do_not_fit_are_made_in_halves(digits: Dataset) -> None
             return super().probabilities(network, thetas, inputs)
 
     torch.testing.assert_close(replace(samples, backend=Scarce()).predict(images), whole)
+
+
+def test_chains_that_do_not_fit_are_an_error_that_says_so(digits: Dataset) -> None:
+    class Scarce(PlainBackend):
+        def run_chain(self, *_: object) -> Any:
+            raise torch.OutOfMemoryError("Tried to allocate 9 GiB. More text")
+
+    network = build_network("mlp:width=16", digits.shape, 10)
+    coreset = real_coreset(digits, ConstructionSettings(), network.spec, "random")
+    with pytest.raises(DeviceMemoryError, match=r"3 chains.*fewer chains.*Tried to allocate 9 GiB"):
+        sample_posterior(coreset, chains=3, steps=8, samples=2, device="cpu", backend=Scarce())
 
 
 def test_a_construction_without_memory_keeps_its_checkpoint(

@@ -17,8 +17,8 @@ from pseudocoresets.construction.learner import Diverged, Learner
 from pseudocoresets.construction.privacy import private_terms
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import ImageTask, Task
-from pseudocoresets.core.devices import PeakMemory, device_memory_error, is_out_of_memory, resolve_device, threads_for
-from pseudocoresets.core.errors import DivergenceError, InputError
+from pseudocoresets.core.devices import PeakMemory, resolve_device, threads_for, within_memory
+from pseudocoresets.core.errors import DeviceMemoryError, DivergenceError, InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import Randomness
@@ -213,27 +213,23 @@ def _iterate(
     """Iterate to the end, checkpointing; an interrupted run keeps the last state that was found sound."""
     randomness = Randomness.for_purpose(settings.seed, "construct", device=learner.device)
     watched = watched_iterations(settings.iterations)
+    advice = "lower --ipc, the chains or the steps of the method; the same command goes on from its checkpoint"
     with task(progress, f"learning the coreset by {name}", settings.iterations):
         progress.advance(learner.iteration)
         try:
-            while learner.iteration < settings.iterations:
-                randomness.reseed(settings.seed, "construct", learner.iteration)
-                learner.step(method, problem, randomness)
-                progress.advance()
-                if learner.iteration % CHECK_INTERVAL == 0 or learner.iteration == settings.iterations:
-                    learner.check()
-                    keeper.save_if_due(learner, settings)
-                if show is not None and learner.iteration in watched:
-                    show()
-        except KeyboardInterrupt:
+            with within_memory(f"an iteration of '{name}'", advice):
+                while learner.iteration < settings.iterations:
+                    randomness.reseed(settings.seed, "construct", learner.iteration)
+                    learner.step(method, problem, randomness)
+                    progress.advance()
+                    if learner.iteration % CHECK_INTERVAL == 0 or learner.iteration == settings.iterations:
+                        learner.check()
+                        keeper.save_if_due(learner, settings)
+                    if show is not None and learner.iteration in watched:
+                        show()
+        except (KeyboardInterrupt, DeviceMemoryError):
             keeper.save(learner, settings)
             raise
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            keeper.save(learner, settings)
-            advice = "lower --ipc, the chains or the steps of the method; the same command goes on from its checkpoint"
-            raise device_memory_error(f"an iteration of '{name}'", advice, error) from None
         keeper.save(learner, settings)
 
 

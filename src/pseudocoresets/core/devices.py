@@ -158,6 +158,17 @@ def device_memory_error(doing: str, advice: str, error: BaseException) -> Device
     return DeviceMemoryError(f"The device has too little memory for {doing}{_figures()}; {advice}. [{asked}]")
 
 
+@contextmanager
+def within_memory(doing: str, advice: str) -> Iterator[None]:
+    """Memory that runs out within the block is a ``DeviceMemoryError``."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise device_memory_error(doing, advice, error) from None
+
+
 def _figures() -> str:
     """How much memory there is, unless there is not even enough to ask."""
     if not torch.cuda.is_available():

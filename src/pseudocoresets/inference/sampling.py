@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pseudocoresets import presets
 from pseudocoresets.backends import Backend, ChainPlan, choose_backend
-from pseudocoresets.core.devices import resolve_device, threads_for
+from pseudocoresets.core.devices import resolve_device, threads_for, within_memory
 from pseudocoresets.core.energy import Energy, Model, require_signal
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.options import written
@@ -140,7 +140,8 @@ def sample_network_posterior(
     positions = _start_positions(start, network, experts, settings, device)
     posterior = _Posterior(coreset, network, settings, randomness, backend, augmentation)
     began = time.perf_counter()
-    with threads_for(coreset.x.shape[1:]):
+    doing = f"{settings.chains:,} chains side by side"
+    with threads_for(coreset.x.shape[1:]), within_memory(doing, "use fewer chains or a smaller network"):
         kept = (posterior.train_points if start == "point" else posterior.sample)(positions, progress or Silent())
     return PosteriorSamples(
         kept,
