@@ -213,7 +213,7 @@ def _values(metric: str, place: Place, document: Document) -> tuple[list[float],
     if place.variant and "shift" in document:
         return _mean_over_severities(name, document["shift"].get(corruption_of(place.variant)))
     metrics = document.get("metrics")
-    return None if metrics is None else (metrics.get(name, {}).get("values", []), metrics["ensemble"][name])
+    return None if metrics is None else (metrics.get(name, {}).get("values", []), metrics["ensemble"].get(name))
 
 
 def _mean_over_severities(name: str, severities: Mapping[str, Any] | None) -> tuple[list[float], float] | None:
