@@ -14,7 +14,6 @@ from pseudocoresets.core.points import Rows
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.source import PosteriorSource
 from pseudocoresets.models import LinearRegression, LogisticRegression
-from pseudocoresets.sources.exact import ExactDraws
 from pseudocoresets.sources.gaussian_fit import GaussianFit
 from pseudocoresets.sources.reference import ReferenceRun
 
@@ -29,14 +28,14 @@ def rows() -> Rows:
 
 def recorded() -> ReferenceRun:
     """A run of 20,000 exact draws of the posterior in two chains, as a reference would hold them."""
-    exact = ExactDraws(LinearRegression(2), rows()).gaussian
+    exact = GaussianFit(LinearRegression(2), rows()).gaussian
     draws = exact.sample(20_000, torch.Generator().manual_seed(1)).unflatten(0, (2, 10_000))
     return ReferenceRun(draws, exact, True, 1.0, 20_000.0, 1.0, 1e-4)
 
 
 SOURCES = {
     "gaussian fit": lambda: GaussianFit(LogisticRegression(2), rows()),
-    "exact": lambda: ExactDraws(LinearRegression(2), rows()),
+    "exact": lambda: GaussianFit(LinearRegression(2), rows()),
     "reference": recorded,
 }
 
@@ -64,11 +63,6 @@ def test_draws_have_the_moments_of_the_posterior(name: str) -> None:
 def test_without_epochs_a_draw_is_where_it_starts(name: str) -> None:
     draw = SOURCES[name]().draw(3, 0, 0, Randomness.for_purpose(2))
     assert draw.start is draw.later
-
-
-def test_exact_draws_need_a_gaussian_posterior() -> None:
-    with pytest.raises(InputError, match="LogisticRegression is not a Gaussian"):
-        ExactDraws(LogisticRegression(2), rows())
 
 
 def test_a_fit_refuses_labels_that_the_model_cannot_have_produced() -> None:

@@ -109,8 +109,9 @@ def _names(study: Study, chosen: Tensor) -> list[str]:
 
 
 def _about_sizes(study: Study) -> str:
-    floor = number(study.noise_floor.kl_full_coreset)
-    return f"KL(full || coreset) and seconds to build by number of points; two runs of the reference are {floor} apart."
+    about = f"KL(full || coreset) {study.how_measured} and seconds to build by number of points."
+    floor = study.noise_floor
+    return f"{about} Fits to two references are {number(floor.kl_full_coreset)} apart." if floor.gaussian_fit else about
 
 
 def _drawing(title: str, figure: Any, about: str) -> dict[str, str]:

@@ -13,18 +13,16 @@ from pseudocoresets.core.source import PosteriorSource
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.methods.solver import KnowsGaussian
 from pseudocoresets.models.expectation import SmoothModel
-from pseudocoresets.sources.exact import ExactDraws
 from pseudocoresets.sources.gaussian_fit import GaussianFit, expected_log_joint
 
 
 def row_problem(model: SmoothModel, data: FullData, source: PosteriorSource | None = None) -> Problem:
     """The problem of a smooth model and its full data.
 
-    Without a ``source``, posterior samples are exact draws where the posterior is a Gaussian and draws of the Gaussian
-    nearest to it elsewhere. Chains move in the coordinates of :func:`halfway_coordinates`.
+    Without a ``source``, posterior samples are draws of the Gaussian nearest to the posterior, which are exact where it
+    is one. Chains move in the coordinates of :func:`halfway_coordinates`.
     """
-    if source is None:
-        source = (ExactDraws if model.has_gaussian_posterior else GaussianFit)(model, data)
+    source = source or GaussianFit(model, data)
     coordinates = halfway_coordinates(model, source) if isinstance(source, KnowsGaussian) else None
     return Problem(Energy(model, len(data)), source, lambda: data, coordinates=coordinates)
 

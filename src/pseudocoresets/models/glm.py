@@ -47,6 +47,39 @@ class Averages(NamedTuple):
     second: Tensor
 
 
+def log_bernoulli(eta: Tensor, y: Tensor) -> Tensor:
+    """log p(y) for P(1) = 1 / (1 + exp(-eta))"""
+    return y * eta + F.logsigmoid(-eta)
+
+
+def log_poisson(eta: Tensor, y: Tensor) -> Tensor:
+    """log p(y) for the rate exp(eta)"""
+    return y * eta - eta.exp() - torch.lgamma(y + 1)
+
+
+def as_probabilities(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Classes (m,) as probabilities (m, classes) of one and zero; probabilities as they are."""
+    return F.one_hot(y.long(), classes).to(dtype) if y.ndim == 1 else y
+
+
+def require_labels(y: Tensor, whose: str) -> None:
+    """Refuse what is not between 0 and 1."""
+    if bool(((y < 0) | (y > 1)).any()):
+        raise InputError(
+            f"{whose} takes targets of 0 and 1 (or between); got {float(y.min()):g} to {float(y.max()):g}. "
+            "Labels of -1 and +1 become (y + 1) / 2."
+        )
+
+
+def require_classes(y: Tensor, classes: int, whose: str, what: str = "classes") -> None:
+    """Refuse what is neither a class 0, 1, ... nor a row of probabilities."""
+    soft = y.ndim == 2
+    if (soft and (y.shape[1] != classes or bool((y < 0).any()))) or (
+        not soft and bool(((y < 0) | (y >= classes) | (y != y.round())).any())
+    ):
+        raise InputError(f"{whose} takes {what} 0 to {classes - 1} or {classes} probabilities per row.")
+
+
 def require_counts(y: Tensor, whose: str) -> None:
     """Refuse what is below zero; a synthetic count may be any positive number."""
     if bool((y < 0).any()):
@@ -154,15 +187,10 @@ class LogisticRegression(LinearPredictorModel):
 
     def check_data(self, x: Tensor, y: Tensor) -> None:
         super().check_data(x, y)
-        if bool(((y < 0) | (y > 1)).any()):
-            raise InputError(
-                f"Logistic regression takes targets of 0 and 1 (or between); got {float(y.min()):g} to "
-                f"{float(y.max()):g}. "
-                "Labels of -1 and +1 become (y + 1) / 2."
-            )
+        require_labels(y, "Logistic regression")
 
     def log_density(self, eta: Tensor, y: Tensor) -> Tensor:
-        return y * eta + F.logsigmoid(-eta)
+        return log_bernoulli(eta, y)
 
     def slope(self, eta: Tensor, y: Tensor) -> Tensor:
         return y - torch.sigmoid(eta)
@@ -206,7 +234,7 @@ class PoissonRegression(LinearPredictorModel):
         require_counts(y, "Poisson regression")
 
     def log_density(self, eta: Tensor, y: Tensor) -> Tensor:
-        return y * eta - eta.exp() - torch.lgamma(y + 1)
+        return log_poisson(eta, y)
 
     def slope(self, eta: Tensor, y: Tensor) -> Tensor:
         return y - eta.exp()
@@ -236,13 +264,7 @@ class SoftmaxRegression(NormalPrior, AveragedOverNodes):
 
     def check_data(self, x: Tensor, y: Tensor) -> None:
         require_features(x, self.features)
-        soft = y.ndim == 2
-        if (soft and (y.shape[1] != self.classes or bool((y < 0).any()))) or (
-            not soft and bool(((y < 0) | (y >= self.classes) | (y != y.round())).any())
-        ):
-            raise InputError(
-                f"Softmax regression takes classes 0 to {self.classes - 1} or {self.classes} probabilities per row."
-            )
+        require_classes(y, self.classes, "Softmax regression")
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return self._chosen(self._log_probabilities(theta, x), y)
@@ -255,7 +277,7 @@ class SoftmaxRegression(NormalPrior, AveragedOverNodes):
         The gradient in the logits of one datum is y - (sum_c y_c) softmax(W x), with y as class probabilities.
         """
         log_probabilities = self._log_probabilities(theta, x)
-        soft = F.one_hot(y.long(), self.classes).to(x.dtype) if y.ndim == 1 else y
+        soft = as_probabilities(y, self.classes, x.dtype)
         residual = (soft - soft.sum(-1, keepdim=True) * log_probabilities.exp()) * weights[:, None]
         gradient = residual.transpose(-1, -2) @ x
         return self._chosen(log_probabilities, y) @ weights, gradient.reshape(theta.shape)

@@ -19,7 +19,14 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.parameterisation import TargetRange
 from pseudocoresets.models.expectation import AveragedOverNodes, Expectation, require_features
-from pseudocoresets.models.glm import require_counts
+from pseudocoresets.models.glm import (
+    as_probabilities,
+    log_bernoulli,
+    log_poisson,
+    require_classes,
+    require_counts,
+    require_labels,
+)
 from pseudocoresets.models.prior import NormalPrior
 
 
@@ -140,19 +147,14 @@ class OrdinalRegression(ExtendedRegression):
 
     def check_data(self, x: Tensor, y: Tensor) -> None:
         super().check_data(x, y)
-        wrong = y.shape[1:] != (self.levels,) if y.ndim == 2 else bool(((y < 0) | (y >= self.levels)).any())
-        if wrong or (y.ndim == 1 and bool((y != y.round()).any())):
-            raise InputError(
-                f"Ordinal regression takes levels 0 to {self.levels - 1} or {self.levels} probabilities per row."
-            )
+        require_classes(y, self.levels, "Ordinal regression", "levels")
 
     def log_density(self, eta: Tensor, extra: Tensor, y: Tensor) -> Tensor:
         steps = torch.cat([extra[..., :1], extra[..., 1:].exp()], -1)
         gaps = steps.cumsum(-1) - eta[..., None]
         inner = _log_difference_of_sigmoids(gaps[..., 1:], gaps[..., :-1])
         logs = torch.cat([F.logsigmoid(gaps[..., :1]), inner, F.logsigmoid(-gaps[..., -1:])], -1)
-        soft = F.one_hot(y.long(), self.levels).to(logs.dtype) if y.ndim == 1 else y
-        return (soft * logs).sum(-1)
+        return (as_probabilities(y, self.levels, logs.dtype) * logs).sum(-1)
 
 
 def _log_difference_of_sigmoids(upper: Tensor, lower: Tensor) -> Tensor:
@@ -221,8 +223,8 @@ class RandomIntercepts(ExtendedRegression):
             raise InputError(f"The last column must hold groups 0 to {self.groups - 1}.")
         if self.family == "poisson":
             require_counts(y, "The family 'poisson'")
-        if self.family == "logistic" and bool(((y < 0) | (y > 1)).any()):
-            raise InputError("The family 'logistic' takes targets of 0 and 1.")
+        if self.family == "logistic":
+            require_labels(y, "The family 'logistic'")
 
     def group_of(self, x: Tensor) -> Tensor:
         """The group of each point, (m,)."""
@@ -235,9 +237,9 @@ class RandomIntercepts(ExtendedRegression):
 
     def log_density(self, eta: Tensor, extra: Tensor, y: Tensor) -> Tensor:
         if self.family == "logistic":
-            return y * eta + F.logsigmoid(-eta)
+            return log_bernoulli(eta, y)
         if self.family == "poisson":
-            return y * eta - eta.exp() - torch.lgamma(y + 1)
+            return log_poisson(eta, y)
         return log_normal(y, eta, extra[..., -1])
 
     def log_prior(self, theta: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from pseudocoresets.workflows.parallel import processes, require_sendable
 CHAINS = 4
 COLUMNS = ("", "KL f||c", "by draws", "KL c||f", "Pareto k", "mean", "sd", "SW", "held-out", "build s", "faster")
 CORESET = "coreset.safetensors"
+BETWEEN_FITS = "between Gaussian fits"
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Study:
     @property
     def notes(self) -> list[str]:
         """What the numbers are, what replaced a method's own coreset, where estimates disagree, and what failed."""
-        reference, fits = self.reference, "closed form" if self.reference.exact else "between Gaussian fits"
+        reference, fits = self.reference, "in closed form" if self.reference.exact else BETWEEN_FITS
         modes = f" of {reference.modes} modes" if reference.modes > 1 else ""
         notes = [
             f"KL of full (f) and coreset (c) both ways {fits}, and KL f||c by draws; Pareto k of c as a proposal for f "
@@ -130,6 +131,14 @@ class Study:
             elif row.distances is not None and (said := row.distances.disagreement(noise)) is not None:
                 notes.append(f"{row.name}, seed {row.seed}: {said}.")
         return notes
+
+    @property
+    def how_measured(self) -> str:
+        """What the divergences ``Distances.kl`` rest on."""
+        if not self.noise_floor.gaussian_fit:
+            return "in closed form"
+        found = [row.distances for row in self.rows if row.distances is not None]
+        return BETWEEN_FITS if any(each.kl_by_draws is None for each in found) else "by draws"
 
     def medians(self, metric: str) -> dict[str, dict[int, float]]:
         """method -> size -> median of a distance over the seeds."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pseudocoresets._io.files import replacing
 from pseudocoresets.methods import build_method
-
-if TYPE_CHECKING:
-    from pseudocoresets.workflows.study import Study
+from pseudocoresets.workflows.study import BETWEEN_FITS, Study
 
 
 def save_plot(study: Study, path: str | os.PathLike[str]) -> None:
@@ -33,14 +31,14 @@ def study_figure(study: Study) -> Any:
 
 
 def _distances(axes: Any, study: Study) -> None:
-    for method, sizes in study.medians("kl_full_coreset").items():
+    for method, sizes in study.medians("kl").items():
         style = "-" if _synthetic(method) else "--"
         floored = [max(value, 1e-12) for value in sizes.values()]
         axes.plot(list(sizes), floored, style, marker="o", label=method)
-    floor = max(study.noise_floor.kl_full_coreset, 1e-12)
-    axes.axhline(floor, color="grey", lw=1, label="two runs of the reference")
-    fit = " (Gaussian fits)" if study.noise_floor.gaussian_fit else ""
-    axes.set(xscale="log", yscale="log", xlabel="points", ylabel=f"KL(full || coreset){fit}")
+    if study.how_measured == BETWEEN_FITS:
+        floor = study.noise_floor.kl_full_coreset
+        axes.axhline(floor, color="grey", lw=1, label="two runs of the reference")
+    axes.set(xscale="log", yscale="log", xlabel="points", ylabel=f"KL(full || coreset) {study.how_measured}")
     axes.legend(fontsize=8)
 
 
