@@ -54,7 +54,7 @@ from pseudocoresets.core.progress import Silent
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.models.glm import LinearRegression, LogisticRegression, PoissonRegression
 from pseudocoresets.sources.gaussian_fit import GaussianFit, find_mode, fit_gaussian
-from pseudocoresets.sources.yardstick import Yardstick
+from pseudocoresets.sources.yardstick import DRAWS, Yardstick
 from pseudocoresets.workflows.parallel import processes
 from pseudocoresets.workflows.provenance import provenance
 
@@ -288,17 +288,19 @@ def all_cases(root: Path | None) -> Iterator[Case]:
 
 
 @lru_cache(maxsize=64)
-def known(name: str, root: Path | None) -> Known:
+def known(name: str, root: Path | None, score_draws: int = DRAWS) -> Known:
     case = next(case for case in all_cases(root) if case.name == name)
     fit = GaussianFit(case.model, case.rows)
-    return Known(case, fit, Yardstick(case.model, case.rows, fit.gaussian, UNSEEN))
+    return Known(case, fit, Yardstick(case.model, case.rows, fit.gaussian, UNSEEN, score_draws))
 
 
-def cells_of(task: Task, root: Path | None, peer: Path | None, limit: float) -> dict[int, dict[str, Any]]:
+def cells_of(
+    task: Task, root: Path | None, peer: Path | None, limit: float, score_draws: int
+) -> dict[int, dict[str, Any]]:
     """size -> what was measured."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    about = known(task.problem, root)
+    about = known(task.problem, root, score_draws)
     if task.side == "ours":
         (size,) = task.sizes
         return {size: _ours(about, task.method, size, task.seed, limit)}
@@ -477,6 +479,7 @@ def main() -> None:
     parser.add_argument("--problems", type=lambda text: text.split(";"), help="Names, separated by semicolons.")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=LIMIT, help="Processor seconds of a cell.")
+    parser.add_argument("--score-draws", type=int, default=DRAWS, help="Draws that score; all of a problem by as many.")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     cases = list(all_cases(options.posteriordb))
@@ -496,7 +499,13 @@ def main() -> None:
         judge(problems.setdefault(case.name, about | {"cells": {}}))
     waiting = [task for task in tasks(wanted, options) if not is_there(task, problems)]
     with processes(options.jobs) as mapper:
-        measure = partial(cells_of, root=options.posteriordb, peer=options.peer, limit=options.limit)
+        measure = partial(
+            cells_of,
+            root=options.posteriordb,
+            peer=options.peer,
+            limit=options.limit,
+            score_draws=options.score_draws,
+        )
         for task, found in zip(waiting, mapper(measure, waiting), strict=True):
             problem = problems[task.problem]
             by_size = problem["cells"].setdefault(task.side, {}).setdefault(task.method, {})

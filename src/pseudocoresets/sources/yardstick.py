@@ -73,12 +73,13 @@ class Yardstick:
     data: FullData | Points
     q: Gaussian
     seed: int = 0
+    most_draws: int = DRAWS
 
     @property
     def draws(self) -> int:
         """How many draws of q there are; none where the data are too many."""
         affordable = LARGEST_WORK // (2 * len(self.data))
-        return 0 if affordable < FEWEST_DRAWS else min(DRAWS, affordable)
+        return 0 if affordable < FEWEST_DRAWS else min(self.most_draws, affordable)
 
     @cached_property
     def learning(self) -> WeightedDraws | None:
@@ -116,7 +117,9 @@ class Yardstick:
         if value is not None:
             return value
         nearest = fit_gaussian(self.model, points)
-        own = self._weighted(nearest, lambda theta: log_likelihoods(self.model, theta, points), DRAWS, self.seed)
+        own = self._weighted(
+            nearest, lambda theta: log_likelihoods(self.model, theta, points), self.most_draws, self.seed
+        )
         value = float(draws.log_weights.exp() @ gap + own.log_evidence - draws.log_evidence)
         return value if own.trusted and value > 0 else max(value, float(kl_divergence(self.q, nearest)))
 
