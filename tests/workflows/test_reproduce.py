@@ -159,6 +159,19 @@ def test_what_is_done_is_not_done_again(finished: tuple[Path, Any], monkeypatch:
     assert len(made) == 1
 
 
+def test_a_rate_that_was_tried_is_not_tried_again(finished: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    out, _ = finished
+    lost = next(out.glob(f"cells/*sigma0.01*/construction/{RESULT}"))
+    before = json.loads(lost.read_text())["choice"]
+    lost.unlink()
+    (lost.parent.parent / "cold-clean-coreset" / RESULT).unlink()
+    monkeypatch.setattr("pseudocoresets.workflows.reproduce.judge.judge", None)
+    where = ["--out", str(out), "--data-dir", str(out.parent / "data")]
+    result = CliRunner().invoke(build_app(), ["reproduce", *SMOKE_ARGUMENTS, *where])
+    assert result.exit_code == 0, result.output
+    assert json.loads(lost.read_text())["choice"] == before
+
+
 def record(cell: ReproductionCell, accuracy: list[float], average: float) -> dict[str, Any]:
     metrics = {name: {"values": accuracy} for name in ("accuracy", "nll", "ece", "brier")}
     ensemble = dict.fromkeys(("accuracy", "nll", "ece", "brier"), average)

@@ -279,13 +279,18 @@ class _Measurement:
         if recorded is not None:
             return {"recorded": recorded.name}
         plain = self._scale.plan(ReproductionCell(self._cell.made))
-        identity = {
-            "plan": {name: value for name, value in plain.as_json().items() if name not in JUDGING},
+        rates = list(self._scale.rates) if VARIANTS[self._cell.made.variant].chooses_rate else []
+        return once(
+            self._folder / CONSTRUCTION, self._identity(plain) | {"rates": rates}, lambda: self._construct(plain)
+        )
+
+    def _identity(self, plan: Plan) -> dict[str, Any]:
+        """What decides the outcome of a construction."""
+        return {
+            "plan": {name: value for name, value in plan.as_json().items() if name not in JUDGING},
             "data": self._data.fingerprint,
             "whiten": VARIANTS[self._cell.made.variant].whiten,
-            "rates": list(self._scale.rates) if VARIANTS[self._cell.made.variant].chooses_rate else [],
         }
-        return once(self._folder / CONSTRUCTION, identity, lambda: self._construct(plain))
 
     def _construct(self, plan: Plan) -> Document:
         began = time.perf_counter()
@@ -311,20 +316,26 @@ class _Measurement:
 
     def _choose_rate(self, plan: Plan, experts: Experts | None) -> tuple[float, list[dict[str, Any]]]:
         """The rate of the most accurate short construction on held-out data, and what was found for each."""
-        found: list[dict[str, Any]] = []
-        for rate in self._scale.rates:
-            short = _learning_at(plan, rate, min(self._scale.rate_iterations, plan.construction.iterations))
-            with _temporary(self._folder / f"rate{rate:g}") as files:
+        found = [self._tried(plan, rate, experts) for rate in self._scale.rates]
+        best = max(found, key=lambda each: each["accuracy"])
+        return best["learning_rate"], found
+
+    def _tried(self, plan: Plan, rate: float, experts: Experts | None) -> dict[str, Any]:
+        """What a short construction gives on held-out data, kept for a process that goes on later."""
+        short = _learning_at(plan, rate, min(self._scale.rate_iterations, plan.construction.iterations))
+        folder = self._folder / f"rate{rate:g}"
+
+        def trial() -> Document:
+            with _temporary(folder / "work") as files:
                 try:
                     made = construct_plan(short, self._data, experts, files, self._place)
                 except DivergenceError as error:
-                    found.append({"learning_rate": rate, "accuracy": 0.0, "failure": str(error)})
-                    continue
+                    return {"learning_rate": rate, "accuracy": 0.0, "failure": str(error)}
                 report = judge(short, made.coreset, self._held_out, experts, self._place)
-                made.discard_checkpoint()
-            found.append({"learning_rate": rate, "accuracy": report.accuracy.mean})
-        best = max(found, key=lambda each: each["accuracy"])
-        return best["learning_rate"], found
+                return {"learning_rate": rate, "accuracy": report.accuracy.mean}
+
+        kept = once(folder, self._identity(short) | {"plan": short.as_json()}, trial)
+        return {name: kept[name] for name in ("learning_rate", "accuracy", "failure") if name in kept}
 
 
 def _learning_at(plan: Plan, rate: float, iterations: int) -> Plan:
