@@ -377,7 +377,11 @@ def verdict(cells: dict[str, Any], size: str) -> dict[str, Any] | None:
     }
     worst = max(ratios, key=lambda name: ratios[name])
     result = {"medians": medians, "best": min(medians["ours"], key=lambda name: medians["ours"][name])}
-    result |= {"seeds": {name: len(values) for name, values in checked.items()}, "worst_checked": worst}
+    result |= {
+        "seeds": {name: len(values) for name, values in checked.items()},
+        "ratios": ratios,
+        "worst_checked": worst,
+    }
     result |= {"worst_ratio": ratios[worst], "worst_ratio_one_seed": max(one_seed.values())}
     if peer:
         most = max(map(len, checked.values()))
@@ -433,6 +437,28 @@ def summary(problems: dict[str, Any]) -> dict[str, Any]:
         "largest_ratio": max((each["worst_ratio"] for each in verdicts), default=None),
         "largest_ratio_one_seed": max((each["worst_ratio_one_seed"] for each in verdicts), default=None),
         "more_points": more_points(problems),
+        "methods": {name: about_method(name, problems) for name in methods},
+    }
+
+
+def about_method(method: str, problems: dict[str, Any]) -> dict[str, Any]:
+    """In how many pairs of problem and size it is there, nearer than the peer, and its own coreset was returned."""
+    verdicts = [
+        (problem["cells"]["ours"][method][size], each)
+        for problem in problems.values()
+        for size, each in problem.get("verdict", {}).items()
+        if method in each["seeds"]
+    ]
+    pairs = [(each["medians"]["ours"][method], min(each["medians"]["peer"].values())) for _, each in verdicts]
+    own = [cell.get("returned") == OWN for cells, _ in verdicts for cell in cells.values()]
+    seconds = [cell["processor_seconds"] for cells, _ in verdicts for cell in cells.values() if "too_long" not in cell]
+    return {
+        "pairs": len(pairs),
+        "no_worse_than_peer": sum(ours <= peer + EQUAL for ours, peer in pairs),
+        "median_ratio_to_peer": statistics.median(max(ours, EQUAL) / max(peer, EQUAL) for ours, peer in pairs),
+        "largest_ratio_to_simple": max(each["ratios"][method] for _, each in verdicts),
+        "own_returned": sum(own) / len(own),
+        "median_processor_seconds": statistics.median(seconds),
     }
 
 
@@ -490,14 +516,18 @@ def main() -> None:
     record = json.loads(options.out.read_text()) if options.out.is_file() else {"problems": {}, "runs": []}
     problems, runs = record["problems"], record["runs"]
     command = " ".join(Path(each).name if each.startswith("/") else each for each in sys.argv[1:])
-    runs.append(provenance() | {"command": command})
     for case in wanted:
         about = {"n": len(case.rows), "parameters": case.model.size, "model": type(case.model).__name__}
         if case.reference is not None:
             exact = fit_gaussian(case.model, case.rows)
             about["kl_reference_draws_to_exact"] = float(kl_divergence(case.reference, exact))
-        judge(problems.setdefault(case.name, about | {"cells": {}}))
+        problems.setdefault(case.name, about | {"cells": {}})
+    for problem in problems.values():
+        judge(problem)
     waiting = [task for task in tasks(wanted, options) if not is_there(task, problems)]
+    if waiting:
+        runs.append(provenance() | {"command": command})
+    record |= {"missing": missing, "summary": summary(problems)}
     with processes(options.jobs) as mapper:
         measure = partial(
             cells_of,
@@ -515,7 +545,8 @@ def main() -> None:
             judge(problem)
             record |= {"missing": missing, "summary": summary(problems)}
             write_json(options.out, record)
-    print(record["summary"])
+    write_json(options.out, record)
+    print(json.dumps(record["summary"], indent=2))
 
 
 if __name__ == "__main__":
