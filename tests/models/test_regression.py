@@ -87,7 +87,7 @@ CASES: dict[str, tuple[SmoothModel, list[float], np.ndarray, np.ndarray, np.ndar
     ),
     "random-intercepts-logistic": (
         RandomIntercepts(2, 2.0, groups=3, family="logistic"),
-        [*MIXED],
+        [*MIXED[:3] / 0.5, MIXED[3]],
         np.c_[X, GROUPS],
         EVENTS,
         stats.bernoulli.logpmf(EVENTS.astype(int), expit(SHIFTED)),
@@ -210,19 +210,32 @@ def test_censored_times_say_that_the_event_came_later() -> None:
     assert ((fitted.mean - torch.tensor([np.log(3.0), np.log(1.5)])).abs() < 4 * error).all()
 
 
-def test_intercepts_have_a_prior_of_their_own() -> None:
-    model, theta, _, _, _ = tensors("random-intercepts")
-    others = stats.norm.logpdf([*BETA, np.log(0.5), 0.3], 0, 2.0).sum()
-    expected = others + stats.norm.logpdf(MIXED[:3], 0, 0.5).sum()
-    more = stats.norm.logpdf([*BETA, 0.1, 0.3], 0, 2.0).sum() + stats.norm.logpdf(MIXED[:3], 0, np.exp(0.1)).sum()
+@pytest.mark.parametrize("name", ["random-intercepts", "random-intercepts-logistic"])
+def test_intercepts_have_a_prior_of_their_own(name: str) -> None:
+    """N(0, tau^2), which in units of tau is N(0, 1)."""
+    model, theta, _, _, _ = tensors(name)
+    assert isinstance(model, RandomIntercepts)
+    torch.testing.assert_close(model.intercepts(theta), torch.tensor(MIXED[:3]))
     other = theta.clone()
     other[5] = 0.1
-    difference = float(model.log_prior(other) - model.log_prior(theta))
-    assert difference == pytest.approx(more - expected)
-    assert isinstance(model, RandomIntercepts)
+    values = []
+    for each, tau in ((theta, 0.5), (other, np.exp(0.1))):
+        others = stats.norm.logpdf(np.r_[each[:2], each[5:]], 0, 2.0).sum()
+        scale = 1.0 if model.scaled else tau
+        values.append(others + stats.norm.logpdf(each[2:5], 0, scale).sum())
+    assert float(model.log_prior(other) - model.log_prior(theta)) == pytest.approx(values[1] - values[0])
     leaf = theta.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(model.log_prior(leaf), leaf)
     torch.testing.assert_close(model.log_prior_gradient(theta), gradient)
+
+
+def test_binary_data_of_small_groups_do_not_fix_their_spread_at_zero() -> None:
+    stream = np.random.default_rng(8)
+    groups = np.arange(300) % 12
+    chance = expit(stream.normal(0, 0.6, 12)[groups])
+    rows = Rows(np.c_[np.ones(300), groups], (stream.random(300) < chance).astype(float))
+    found = fit_gaussian(build_model("random-intercepts-logistic", rows), rows)
+    assert abs(float(found.mean[-1]) - np.log(0.6)) < 3 * float(found.standard_deviation[-1])
 
 
 def test_more_parameters_than_can_be_measured_are_refused_at_once() -> None:

@@ -196,7 +196,9 @@ class RandomIntercepts(ExtendedRegression):
     """A mixed-effects model: eta + u_g for a datum of group g, with u_g ~ N(0, tau^2) for each of ``groups`` groups.
 
     The last column of ``x`` is the number of the group, 0, 1, ...; it is no feature, and synthetic points keep it.
-    extra = (u_1, ..., u_G, log tau), and log sigma for the family ``gaussian``; only the prior knows tau.
+    extra = (u_1, ..., u_G, log tau), and log sigma for the family ``gaussian``; only the prior knows tau. Binary data
+    say so little about a group that the density of (u, log tau) peaks at tau = 0, where no mass is: for them extra has
+    u / tau in place of u (:attr:`scaled`).
     """
 
     groups: int = 2
@@ -226,13 +228,23 @@ class RandomIntercepts(ExtendedRegression):
         if self.family == "logistic":
             require_labels(y, "The family 'logistic'")
 
+    @property
+    def scaled(self) -> bool:
+        """Whether theta holds u / tau."""
+        return self.family == "logistic"
+
+    def intercepts(self, theta: Tensor) -> Tensor:
+        """u, (..., groups)."""
+        _, found, log_tau = self._parts(theta)
+        return found * log_tau.exp() if self.scaled else found
+
     def group_of(self, x: Tensor) -> Tensor:
         """The group of each point, (m,)."""
         return x[:, -1].detach().round().long()
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         beta, extra = theta[..., : self.features], theta[..., self.features :]
-        eta = beta @ x[:, :-1].T + extra.index_select(-1, self.group_of(x))
+        eta = beta @ x[:, :-1].T + self.intercepts(theta).index_select(-1, self.group_of(x))
         return self.log_density(eta, extra[..., None, :], y)
 
     def log_density(self, eta: Tensor, extra: Tensor, y: Tensor) -> Tensor:
@@ -244,7 +256,8 @@ class RandomIntercepts(ExtendedRegression):
 
     def log_prior(self, theta: Tensor) -> Tensor:
         others, intercepts, log_tau = self._parts(theta)
-        spread = -0.5 * (intercepts * (-log_tau).exp()).square().sum(-1) - self.groups * log_tau[..., 0]
+        log_scale = torch.zeros_like(log_tau) if self.scaled else log_tau
+        spread = -0.5 * (intercepts * (-log_scale).exp()).square().sum(-1) - self.groups * log_scale[..., 0]
         return spread - 0.5 * (others / self.prior_scale).square().sum(-1)
 
     def log_prior_gradient(self, theta: Tensor) -> Tensor:
@@ -256,7 +269,7 @@ class RandomIntercepts(ExtendedRegression):
         return AveragedOverNodes.expected_log_prior(self, q)
 
     def _parts(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What has the prior N(0, prior_scale^2), log tau among it; the intercepts; and log tau."""
+        """What has the prior N(0, prior_scale^2), log tau among it; the intercepts as theta holds them; and log tau."""
         last = self.features + self.groups
         others = torch.cat([theta[..., : self.features], theta[..., last:]], -1)
         return others, theta[..., self.features : last], theta[..., last : last + 1]

@@ -39,7 +39,7 @@ from pseudocoresets.sources.gaussian_fit import GaussianFit, fit_gaussian
 from pseudocoresets.sources.regions import find_regions, log_evidence
 
 LARGEST_R_HAT = 1.01
-CACHE_VERSION = 5
+CACHE_VERSION = 6
 """Goes up when the same request would be answered by other draws."""
 CACHE_DOCUMENT = Object(
     {
