@@ -68,13 +68,14 @@ def print_metrics(title: str, metrics: Mapping[str, Any], caption: str = "") -> 
 
 def how_calibrated(metrics: Mapping[str, Any]) -> list[str]:
     """A sentence on what made the averages as sure as they should be, where something did."""
-    blocks = {"coreset": metrics.get("calibrated"), "control": metrics.get("control", {}).get("calibrated")}
-    powers = [f"{name} {block['exponent']['mean']:.2f}" for name, block in blocks.items() if block]
-    if not powers:
+    from pseudocoresets._report.results import calibration_powers, section
+
+    own = section(metrics, "calibrated")
+    if not own:
         return []
-    images = metrics["calibrated"]["images"]
-    chosen = f"that {images:,} training images chose"
-    return [f"Calibrated: averaged probabilities to the power ({', '.join(powers)}) {chosen}."]
+    powers = calibration_powers(own, section(section(metrics, "control"), "calibrated"))
+    chosen = f"that {own['images']:,} training images chose"
+    return [f"Calibrated: averaged probabilities to the power ({powers}) {chosen}."]
 
 
 def warn_of_chains(metrics: Mapping[str, Any]) -> None:

@@ -42,14 +42,19 @@ def result_groups(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     return groups + _calibrated_groups(section(metrics, "calibrated"), section(control, "calibrated"))
 
 
+def calibration_powers(own: Mapping[str, Any], control: Mapping[str, Any]) -> str:
+    """Those of the averages of the coreset and of the control, given what was found for both once calibrated."""
+    known = {"coreset": average(own, "exponent"), "control": average(control, "exponent")}
+    return ", ".join(f"{name} {power:.2f}" for name, power in known.items() if power is not None)
+
+
 def _calibrated_groups(own: Mapping[str, Any], control: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The average once more, raised to the power that training images chose, where there is one."""
     if not own:
         return []
     averages = section(own, "ensemble"), section(control, "ensemble")
     rows = [_row(metric, *(each.get(key) for each in averages)) for key, metric in METRICS.items()]
-    known = {"coreset": average(own, "exponent"), "control": average(control, "exponent")}
-    powers = ", ".join(f"{name} {power:.2f}" for name, power in known.items() if power is not None)
+    powers = calibration_powers(own, control)
     chosen = f", chosen on {own['images']:,} training images" if is_number(own.get("images")) else ""
     return [{"name": f"The same average calibrated: to the power ({powers}){chosen}", "rows": rows}]
 

@@ -25,6 +25,7 @@ from pseudocoresets.coreset import Coreset
 from pseudocoresets.methods import Method, MomentMatching
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.models.functions import as_smooth
+from pseudocoresets.models.glm import as_probabilities
 from pseudocoresets.sources.gaussian_fit import GaussianFit
 
 PARTS, PART_SIZE = "parts", "part_size"
@@ -118,9 +119,8 @@ def parts_of(coreset: Coreset) -> list[Coreset]:
 
 def _arrived(coreset: Coreset, rows: Points) -> Coreset:
     """New rows as a coreset of themselves, with labels as soft as those of ``coreset``."""
-    y = rows.y
-    if coreset.y.ndim == 2 and y.ndim == 1:
-        y = torch.nn.functional.one_hot(y.long(), coreset.y.shape[1]).to(coreset.y.dtype)
+    soft = coreset.y.ndim == 2
+    y = as_probabilities(rows.y, coreset.y.shape[1], coreset.y.dtype) if soft else rows.y
     return replace(coreset, x=rows.x, y=y, weights=unit_weights(rows.x), data_size=len(rows), indices=None)
 
 

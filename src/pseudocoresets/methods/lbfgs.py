@@ -47,7 +47,7 @@ def minimise(
     def value_and_gradient(vector: np.ndarray) -> tuple[float, np.ndarray]:
         unknown = torch.from_numpy(vector).requires_grad_()
         try:
-            value = objective(points_of(form, unknown)) + 0 * unknown.sum()
+            value = objective(points_of(form, unknown)) + 0 * unknown.sum()  # it may depend on none of them
             (gradient,) = torch.autograd.grad(value, unknown)
         except DivergenceError:
             return 1e30, np.zeros_like(vector)

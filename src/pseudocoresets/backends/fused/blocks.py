@@ -50,11 +50,35 @@ def slope_of_gradient(a, mean, rate, sum_d, sum_dz, pixels: tl.constexpr):
 
 
 @triton.jit
-def window_offsets(q, c, channels: tl.constexpr, pooled_side: tl.constexpr):
-    """Where the four sub-pixels of pooled pixels ``q`` lie in an image's activations, for channels ``c``."""
+def _window_offsets(c, channels: tl.constexpr, pooled_side: tl.constexpr):
+    """Where the four sub-pixels of pooled pixels lie in an image's activations, for channels ``c``."""
+    q = tl.arange(0, pooled_side * pooled_side)
     offset0 = (window_pixel(q, 0, pooled_side) * channels)[:, None] + c[None, :]
     offset2 = offset0 + 2 * pooled_side * channels
     return offset0, offset0 + channels, offset2, offset2 + channels
+
+
+@triton.jit
+def load_windows(source, image, c, channels: tl.constexpr, pooled_side: tl.constexpr):
+    """The four sub-pixels (quarter, block) of an image's pooled pixels, in float32."""
+    offset0, offset1, offset2, offset3 = _window_offsets(c, channels, pooled_side)
+    source += image * (4 * pooled_side * pooled_side * channels)
+    v0 = tl.load(source + offset0).to(tl.float32)
+    v1 = tl.load(source + offset1).to(tl.float32)
+    v2 = tl.load(source + offset2).to(tl.float32)
+    v3 = tl.load(source + offset3).to(tl.float32)
+    return v0, v1, v2, v3
+
+
+@triton.jit
+def store_windows(target, v0, v1, v2, v3, image, c, channels: tl.constexpr, pooled_side: tl.constexpr):
+    """Write them in the target's precision."""
+    offset0, offset1, offset2, offset3 = _window_offsets(c, channels, pooled_side)
+    target += image * (4 * pooled_side * pooled_side * channels)
+    tl.store(target + offset0, v0.to(target.dtype.element_ty))
+    tl.store(target + offset1, v1.to(target.dtype.element_ty))
+    tl.store(target + offset2, v2.to(target.dtype.element_ty))
+    tl.store(target + offset3, v3.to(target.dtype.element_ty))
 
 
 @triton.jit
@@ -98,12 +122,7 @@ def pool_norms(
     z2 = tl.maximum(scale * z2 + shift, 0.0)
     z3 = tl.maximum(scale * z3 + shift, 0.0)
     if keep:
-        offset0, offset1, offset2, offset3 = window_offsets(q, c, channels, pooled_side)
-        activation += image * (4 * quarter * channels)
-        tl.store(activation + offset0, z0.to(activation.dtype.element_ty))
-        tl.store(activation + offset1, z1.to(activation.dtype.element_ty))
-        tl.store(activation + offset2, z2.to(activation.dtype.element_ty))
-        tl.store(activation + offset3, z3.to(activation.dtype.element_ty))
+        store_windows(activation, z0, z1, z2, z3, image, c, channels, pooled_side)
     target = out + image * out_image + c[None, :] * out_channel + (q * out_pixel)[:, None]
     tl.store(target, ((z0 + z1 + z2 + z3) * 0.25).to(out.dtype.element_ty))
 
@@ -128,15 +147,7 @@ def _norm_relu_pool(
 ):
     image = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * block + tl.arange(0, block)
-    quarter: tl.constexpr = pooled_side * pooled_side
-    start = image * (4 * quarter * channels)
-    z += start
-    q = tl.arange(0, quarter)
-    offset0, offset1, offset2, offset3 = window_offsets(q, c, channels, pooled_side)
-    z0 = tl.load(z + offset0).to(tl.float32)
-    z1 = tl.load(z + offset1).to(tl.float32)
-    z2 = tl.load(z + offset2).to(tl.float32)
-    z3 = tl.load(z + offset3).to(tl.float32)
+    z0, z1, z2, z3 = load_windows(z, image, c, channels, pooled_side)
     pool_norms(
         z0, z1, z2, z3, image, c, gamma, beta, out, out_image, out_channel, out_pixel, means, rates, activation,
         channels, pooled_side, epsilon, keep,
@@ -163,13 +174,7 @@ def spread_gradient(
 ):
     """dz of one image, and its part of dgamma and dbeta, given a quarter of the gradient of p (quarter, block)."""
     quarter: tl.constexpr = pooled_side * pooled_side
-    start = image * (4 * quarter * channels)
-    z += start
-    offset0, offset1, offset2, offset3 = window_offsets(tl.arange(0, quarter), c, channels, pooled_side)
-    z0 = tl.load(z + offset0).to(tl.float32)
-    z1 = tl.load(z + offset1).to(tl.float32)
-    z2 = tl.load(z + offset2).to(tl.float32)
-    z3 = tl.load(z + offset3).to(tl.float32)
+    z0, z1, z2, z3 = load_windows(z, image, c, channels, pooled_side)
     mean = tl.load(means + image * channels + c)
     rate = tl.load(rates + image * channels + c)
     a, b = slope_of_norm(tl.load(gamma + c), tl.load(beta + c), mean, rate)
@@ -178,11 +183,11 @@ def spread_gradient(
     g2 = g
     g3 = g
     if seen:
-        dactivation += start
-        g0 += tl.load(dactivation + offset0).to(tl.float32)
-        g1 += tl.load(dactivation + offset1).to(tl.float32)
-        g2 += tl.load(dactivation + offset2).to(tl.float32)
-        g3 += tl.load(dactivation + offset3).to(tl.float32)
+        a0, a1, a2, a3 = load_windows(dactivation, image, c, channels, pooled_side)
+        g0 += a0
+        g1 += a1
+        g2 += a2
+        g3 += a3
     d0 = tl.where(a[None, :] * z0 + b[None, :] > 0, g0, 0.0)
     d1 = tl.where(a[None, :] * z1 + b[None, :] > 0, g1, 0.0)
     d2 = tl.where(a[None, :] * z2 + b[None, :] > 0, g2, 0.0)
@@ -195,11 +200,11 @@ def spread_gradient(
     a = a[None, :]
     u = u[None, :]
     v = v[None, :]
-    dz += start
-    tl.store(dz + offset0, (a * d0 + (u * z0 + v)).to(dz.dtype.element_ty))
-    tl.store(dz + offset1, (a * d1 + (u * z1 + v)).to(dz.dtype.element_ty))
-    tl.store(dz + offset2, (a * d2 + (u * z2 + v)).to(dz.dtype.element_ty))
-    tl.store(dz + offset3, (a * d3 + (u * z3 + v)).to(dz.dtype.element_ty))
+    d0 = a * d0 + (u * z0 + v)
+    d1 = a * d1 + (u * z1 + v)
+    d2 = a * d2 + (u * z2 + v)
+    d3 = a * d3 + (u * z3 + v)
+    store_windows(dz, d0, d1, d2, d3, image, c, channels, pooled_side)
 
 
 @triton.jit

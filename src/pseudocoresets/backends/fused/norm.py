@@ -38,6 +38,15 @@ def _mean_of_groups(values, each: tl.constexpr, block: tl.constexpr, pixels: tl.
 
 
 @triton.jit
+def _places(channels: tl.constexpr, pixels: tl.constexpr, padded: tl.constexpr, block: tl.constexpr):
+    """The program's image and channels, which of its padded pixels are real, and where they lie (padded, block)."""
+    image = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * block + tl.arange(0, block)
+    j = tl.arange(0, padded)
+    return image, c, (j < pixels)[:, None], image * (pixels * channels) + j[:, None] * channels + c[None, :]
+
+
+@triton.jit
 def _normalise(
     x,
     gamma,
@@ -52,11 +61,7 @@ def _normalise(
     padded: tl.constexpr,
     block: tl.constexpr,
 ):
-    image = tl.program_id(0).to(tl.int64)
-    c = tl.program_id(1) * block + tl.arange(0, block)
-    j = tl.arange(0, padded)
-    real = (j < pixels)[:, None]
-    place = image * (pixels * channels) + j[:, None] * channels + c[None, :]
+    image, c, real, place = _places(channels, pixels, padded, block)
     z = tl.load(x + place, mask=real, other=0.0).to(tl.float32)
     mean = _mean_of_groups(tl.sum(z, 0), each, block, pixels)
     z = tl.where(real, z - mean[None, :], 0.0)
@@ -84,11 +89,7 @@ def _normalise_backward(
     padded: tl.constexpr,
     block: tl.constexpr,
 ):
-    image = tl.program_id(0).to(tl.int64)
-    c = tl.program_id(1) * block + tl.arange(0, block)
-    j = tl.arange(0, padded)
-    real = (j < pixels)[:, None]
-    place = image * (pixels * channels) + j[:, None] * channels + c[None, :]
+    image, c, real, place = _places(channels, pixels, padded, block)
     mean = tl.load(means + image * channels + c)
     rate = tl.load(rates + image * channels + c)
     scale = tl.load(gamma + c).to(tl.float32)

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pseudocoresets.backends.fused.blocks import EPSILON, pool_norms, spread_gradient, window_offsets, window_pixel
+from pseudocoresets.backends.fused.blocks import EPSILON, pool_norms, spread_gradient, store_windows, window_pixel
 from pseudocoresets.backends.fused.chip import spread_over_chip
 from pseudocoresets.backends.fused.layout import Layout
 
@@ -92,13 +92,8 @@ def _small_block(
         z1 = tl.dot(_tap(below, pixel + 1, tap, k, side, chains * inputs), w, z1, input_precision="ieee")
         z2 = tl.dot(_tap(below, pixel + side, tap, k, side, chains * inputs), w, z2, input_precision="ieee")
         z3 = tl.dot(_tap(below, pixel + side + 1, tap, k, side, chains * inputs), w, z3, input_precision="ieee")
-    offset0, offset1, offset2, offset3 = window_offsets(q, c, channels, pooled_side)
-    z += image * (4 * quarter * channels)
+    store_windows(z, z0, z1, z2, z3, image, c, channels, pooled_side)
     kept: tl.constexpr = z.dtype.element_ty
-    tl.store(z + offset0, z0.to(kept))
-    tl.store(z + offset1, z1.to(kept))
-    tl.store(z + offset2, z2.to(kept))
-    tl.store(z + offset3, z3.to(kept))
     pool_norms(
         z0.to(kept).to(tl.float32), z1.to(kept).to(tl.float32), z2.to(kept).to(tl.float32), z3.to(kept).to(tl.float32),
         image, c, gamma, beta, out, out_image, out_channel, out_pixel, means, rates, activation,
