@@ -136,7 +136,7 @@ class Coreset:
     ``x`` holds images (m, channels, height, width) as float32, with the ``transform`` that leads from pixels to them
     and back, or rows of a table (m, features). ``y`` holds a target for each: classes (m,) as int64, class
     probabilities (m, classes), or numbers. ``weights`` (m,) sum to about ``data_size``, the number of points that the
-    coreset stands for.
+    coreset stands for. Rows are kept in double precision, which their models compute in.
     """
 
     x: Tensor
@@ -160,6 +160,11 @@ class Coreset:
     """Tiles along each side of an image of ``x`` that are points of their own, enlarged when they are used."""
     guarantee: Guarantee | None = None
     """Of differential privacy for each example of the full data, where it was made with one."""
+
+    def __post_init__(self) -> None:
+        if not self.holds_images:
+            for name in ("x", "y", "weights"):
+                object.__setattr__(self, name, getattr(self, name).to(torch.float64))
 
     def __len__(self) -> int:
         return len(self.x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,6 +49,21 @@ def test_every_kernel_samples_the_posterior_by_its_name(sampler: str) -> None:
     samples = sample_model_posterior(points, model, sampler, samples=300, warmup=200, thin=5)
     assert float(kl_divergence(gaussian_moments(points, model)[0], samples.gaussian)) < 0.2
     assert samples.settings.sampler == sampler
+
+
+def test_rows_of_single_precision_and_whole_labels_are_sampled_alike(tmp_path: Path) -> None:
+    """Numbers that single precision holds exactly, so that draws must be the same."""
+    x = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    y = (x.sum(1) > 0).long()
+    given = pc.Coreset(x, y, torch.ones(60), 60, "rows", "all")
+    given.save(tmp_path / "c.safetensors")
+    double = pc.Coreset(x.double(), y.double(), torch.ones(60).double(), 60, "rows", "all")
+    draws = [
+        pc.sample_posterior(each, model=LogisticRegression(2), chains=2, samples=20, warmup=20).parameters
+        for each in (given, pc.Coreset.load(tmp_path / "c.safetensors"), double)
+    ]
+    assert torch.equal(draws[0], draws[2])
+    assert torch.equal(draws[1], draws[2])
 
 
 def test_a_gaussian_posterior_is_described_exactly() -> None:
