@@ -102,6 +102,14 @@ def test_what_is_asked_for_is_what_is_listed(bpc: Invoke) -> None:
         assert len(result.stderr.splitlines()) == 1
 
 
+def test_fewer_experts_of_fewer_epochs_take_less_time(bpc: Invoke) -> None:
+    def seconds(*options: str) -> int:
+        listed = bpc("reproduce", "list", "--json", "--smoke", "--variants", "herding", *options)
+        return next(row["seconds"] for row in json.loads(listed.stdout) if row["name"] == "coresets")
+
+    assert seconds("--expert-epochs", "6") == seconds() < seconds("--expert-epochs", "600000")
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     folder = tmp_path_factory.mktemp("reproduce")

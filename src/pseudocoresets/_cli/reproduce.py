@@ -86,6 +86,12 @@ def reproduce(
         ),
     ] = "",
     expert_count: o.ExpertCount = None,
+    expert_epochs: Annotated[
+        int | None,
+        typer.Option(
+            "--expert-epochs", min=1, help="Epochs of experts; default: the preset's.", rich_help_panel=o.EXPERTS
+        ),
+    ] = None,
     iterations: Annotated[
         int | None,
         typer.Option(
@@ -106,7 +112,9 @@ def reproduce(
     Example: bpc reproduce list --smoke
     """
     shares = _shares(only)
-    settings = replace(_scale(smoke, expert_count, iterations), shares=shares)
+    sizes_of_work = {"expert_count": expert_count, "expert_epochs": expert_epochs, "iterations": iterations}
+    given = {name: value for name, value in sizes_of_work.items() if value is not None}
+    settings = replace(SMOKE if smoke else Scale(), shares=shares, **given)
     order = Order(out, data_dir, experts, coresets, settings, typed_command())
     wanted = replace(_wanted(names, datasets, sizes, variants, protocols, seeds), only=list(shares))
     if LIST in names:
@@ -118,15 +126,6 @@ def reproduce(
     say("".join(f"{failure}\n" for failure in failed) + f"Saved: {out / 'tables.md'}, {page}")
     if failed:
         raise typer.Exit(A_PART_FAILED)
-
-
-def _scale(smoke: bool, expert_count: int | None, iterations: int | None) -> Scale:
-    base = SMOKE if smoke else Scale()
-    return replace(
-        base,
-        expert_count=base.expert_count if expert_count is None else expert_count,
-        iterations=base.iterations if iterations is None else iterations,
-    )
 
 
 def _shares(only: str) -> dict[tuple[str, int], float]:
