@@ -113,7 +113,7 @@ def reproduce(
     """
     shares = _shares(only)
     sizes_of_work = {"expert_count": expert_count, "expert_epochs": expert_epochs, "iterations": iterations}
-    given = {name: value for name, value in sizes_of_work.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in sizes_of_work.items() if value is not None}
     settings = replace(SMOKE if smoke else Scale(), shares=shares, **given)
     order = Order(out, data_dir, experts, coresets, settings, typed_command())
     wanted = replace(_wanted(names, datasets, sizes, variants, protocols, seeds), only=list(shares))
