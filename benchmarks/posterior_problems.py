@@ -43,6 +43,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from posterior_peer import build_with_peer
 from pseudocoresets._io.files import write_json
@@ -63,6 +64,7 @@ SIMPLE = ("uniform", "frank-wolfe", "giga")
 OURS = (*SIMPLE, "moments", "gaussian-psvi", "cd", "psvi", "rkl", "sparse-vi")
 """Those measured unless others are named; all that make coresets of rows can be."""
 PEER = ("uniform", "frank-wolfe", "giga")
+"""The same; its sparse-vi, whose time grows with the square of the size, and psvi, its pseudo-coresets, can be too."""
 UNSEEN = 20_261
 """The seed of the draws that score."""
 EQUAL = 1e-3
@@ -235,26 +237,45 @@ def _case(name: str, model: SmoothModel, x: np.ndarray, y: np.ndarray, reference
 
 
 class ModelSide:
-    """A model as the peer wants it: points are rows (x, y), projected on draws of a Laplace approximation."""
+    """A model as the peer wants it: points are rows (x, y), of two classes (2 y - 1) x as in its examples.
+
+    Hilbert coresets project on draws of a Laplace approximation.
+    """
 
     projections = 500
 
     def __init__(self, case: Case) -> None:
         self._model = case.model
-        self.points = torch.cat([case.rows.x, case.rows.y[:, None]], 1).numpy()
+        self._signed = isinstance(case.model, LogisticRegression)
+        x, y = case.rows.x, case.rows.y[:, None]
+        self.points = ((2 * y - 1) * x if self._signed else torch.cat([x, y], 1)).numpy()
 
     def log_likelihood(self, points: np.ndarray, theta: np.ndarray) -> np.ndarray:
-        points, theta = np.atleast_2d(points), np.atleast_2d(theta)
-        x, y = torch.from_numpy(points[:, :-1].copy()), torch.from_numpy(points[:, -1].copy())
-        return self._model.log_likelihood(torch.from_numpy(np.ascontiguousarray(theta)), x, y).numpy().T
+        x, y = self._split(torch.from_numpy(np.atleast_2d(points).copy()))
+        return self._model.log_likelihood(_draws(theta), x, y).numpy().T
+
+    def point_gradient(self, points: np.ndarray, theta: np.ndarray) -> np.ndarray:
+        """(points, draws, columns)."""
+        draws = _draws(theta)
+        moved = torch.from_numpy(np.atleast_2d(points).copy()).expand(len(draws), -1, -1).clone().requires_grad_()
+        each = torch.vmap(self._model.log_likelihood)(draws, *self._split(moved))
+        (slopes,) = torch.autograd.grad(each.sum(), moved)
+        return slopes.transpose(0, 1).numpy()
 
     def posterior(self, weights: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         found = find_mode(self._model, self.coreset(weights, points), torch.zeros(self._model.size).double())
         return found.mean.numpy(), found.factor.numpy()
 
     def coreset(self, weights: np.ndarray, points: np.ndarray) -> Points:
-        both = torch.from_numpy(np.ascontiguousarray(np.atleast_2d(points), dtype=float))
-        return Points(both[:, :-1], both[:, -1], torch.from_numpy(np.asarray(weights, dtype=float)))
+        rows = np.ascontiguousarray(points, dtype=float).reshape(-1, self.points.shape[1])
+        return Points(*self._split(torch.from_numpy(rows)), torch.from_numpy(np.asarray(weights, dtype=float)))
+
+    def _split(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        return (points, torch.ones_like(points[..., 0])) if self._signed else (points[..., :-1], points[..., -1])
+
+
+def _draws(theta: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(np.atleast_2d(theta)))
 
 
 # --- the run --------------------------------------------------------------------------------------
