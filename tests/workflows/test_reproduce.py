@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +17,16 @@ from typer.testing import CliRunner
 from pseudocoresets._cli.app import build_app
 from pseudocoresets.data.corruptions import CORRUPTIONS
 from pseudocoresets.evaluation.paper import paper_figures
+from pseudocoresets.sources.experts import Experts
 from pseudocoresets.workflows.cells import RESULT
+from pseudocoresets.workflows.place import workplace
 from pseudocoresets.workflows.reproduce.catalogue import NETWORKS, TABLES, Place
-from pseudocoresets.workflows.reproduce.cells import VARIANTS, Made, ReproductionCell
+from pseudocoresets.workflows.reproduce.cells import CONVNET, VARIANTS, Made, ReproductionCell
 from pseudocoresets.workflows.reproduce.judge import Order, ReproductionJudge
-from pseudocoresets.workflows.reproduce.scale import SMOKE, Scale
-from pseudocoresets.workflows.reproduce.schedule import Clock, Wanted, judge_coreset
+from pseudocoresets.workflows.reproduce.scale import SMOKE, SMOKE_NETWORKS, Scale
+from pseudocoresets.workflows.reproduce.schedule import ATTACK_SECONDS, SHIFT_SECONDS, Clock, Wanted, judge_coreset
 from pseudocoresets.workflows.reproduce.tables import UNITS, corruption_of, lines_of, markdown, read_records
+from pseudocoresets.workflows.run import experts_for
 
 ORDER = Order(Path("nowhere"))
 SMOKE_NAMES = ("attack", "sigma-k", "pictures")
@@ -96,9 +100,13 @@ def test_what_is_asked_for_is_what_is_listed(bpc: Invoke) -> None:
     assert rows["shift"]["done"] == rows["shift"]["possible"] == 0
     assert "'data' does not hold cifar10" in rows["shift"]["missing"]
     assert rows["no-augmentation"]["cells"] == len(Wanted(["no-augmentation"], sizes=[10]).cells(ORDER))
-    for wrong in (["nonsense"], ["main", "--ipc", "ten"], ["main", "--variants", "nobody"], ["main"]):
+    named = {"--variants": "variant", "--datasets": "data set", "--protocols": "protocol"}
+    refused = {("main", option, "nobody"): f"There is no {kind} named 'nobody'" for option, kind in named.items()}
+    refused |= {("nobody",): "There is no table named 'nobody'", ("main", "--ipc", "ten"): "whole numbers"}
+    for wrong, said in {**refused, ("main",): "None of the cells"}.items():
         result = bpc("reproduce", *wrong)
         assert result.exit_code == 2
+        assert said in result.stderr
         assert len(result.stderr.splitlines()) == 1
 
 
@@ -108,6 +116,12 @@ def test_fewer_experts_of_fewer_epochs_take_less_time(bpc: Invoke) -> None:
         return next(row["seconds"] for row in json.loads(listed.stdout) if row["name"] == "coresets")
 
     assert seconds("--expert-epochs", "6") == seconds() < seconds("--expert-epochs", "600000")
+
+
+def test_a_smoke_test_does_not_count_with_the_corruptions_and_attacks_of_all_test_images(bpc: Invoke) -> None:
+    rows = {row["name"]: row for row in json.loads(bpc("reproduce", "list", "--json", "--smoke").stdout)}
+    assert rows["attack"]["seconds"] < ATTACK_SECONDS
+    assert rows["shift"]["seconds"] < rows["shift"]["cells"] * SHIFT_SECONDS / 2
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +156,9 @@ def test_the_page_is_complete_and_its_numbers_lead_to_their_cells(finished: tupl
     anchors = {part.split('"')[0] for part in page.split('href="#cell-')[1:]}
     assert anchors
     assert all(f'id="cell-{anchor}"' in page for anchor in anchors)
+    judged = [document["metrics"] for cell, document in read_records(out).items() if cell.slug == "cold-clean-coreset"]
+    assert judged
+    assert all(f">{100 * metrics['ensemble']['accuracy']:.1f}</a></td>" in page for metrics in judged)
     assert "| cifar10 | 10 | sigma=0.01 | bpc-cd | cd as published, cold | 50.18 ± 0.5 |" in tables
 
 
@@ -178,6 +195,25 @@ def test_a_rate_that_was_tried_is_not_tried_again(finished: tuple[Path, Any], mo
     result = CliRunner().invoke(build_app(), ["reproduce", *SMOKE_ARGUMENTS, *where])
     assert result.exit_code == 0, result.output
     assert json.loads(lost.read_text())["choice"] == before
+
+
+def test_the_seconds_of_a_construction_are_without_the_training_of_experts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which of several constructions comes first and trains them says nothing of the method."""
+    now, hour = 0.0, 3600.0
+
+    def train_for_an_hour(*given: Any) -> Experts:
+        nonlocal now
+        now += hour
+        return experts_for(*given)
+
+    monkeypatch.setattr("pseudocoresets.workflows.reproduce.judge.experts_for", train_for_an_hour)
+    monkeypatch.setattr("pseudocoresets.workflows.reproduce.judge.time", SimpleNamespace(perf_counter=lambda: now))
+    order = Order(tmp_path / "out", tmp_path / "data", scale=SMOKE)
+    cell = ReproductionCell(Made("digits", 1, "herding", SMOKE_NETWORKS[CONVNET]))
+    measured = ReproductionJudge(order, workplace("cpu")).measure(cell)
+    assert (measured["construction"]["construct_seconds"], measured["seconds"]) == (0.0, hour)
 
 
 def record(cell: ReproductionCell, accuracy: list[float], average: float) -> dict[str, Any]:

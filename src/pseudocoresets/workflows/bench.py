@@ -394,7 +394,7 @@ def random_experts(network: Network, device: str | torch.device = "cpu") -> Expe
 
 
 class ReferenceLoop:
-    """Algorithm 1 as printed: one iteration of the plain loop, with Langevin noise of the right size."""
+    """An iteration of Algorithm 1 as a plain loop; its Langevin noise has the size that matches the energies."""
 
     def __init__(self, network: Network, images: int, steps: int, device: torch.device) -> None:
         self._module = network.module(network.initialise(0)).to(device)

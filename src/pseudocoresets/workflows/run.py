@@ -44,9 +44,9 @@ from pseudocoresets.workflows.plan import Plan
 from pseudocoresets.workflows.plan import Stage as StageBefore
 
 ALONG = "along"
+"""Holds the points as they were on the way."""
 BLOCK = 4
 """Experts that are a unit of work, as many as a GPU trains side by side."""
-"""Holds the points as they were on the way."""
 
 
 @dataclass(frozen=True)

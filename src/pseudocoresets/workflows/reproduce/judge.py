@@ -293,8 +293,8 @@ class _Measurement:
         }
 
     def _construct(self, plan: Plan) -> Document:
-        began = time.perf_counter()
         experts = self._experts if plan.needs_experts() else None
+        began = time.perf_counter()
         files = WorkFiles.within(make_folder(self._folder))
         choice: list[dict[str, Any]] = []
         if VARIANTS[self._cell.made.variant].chooses_rate:

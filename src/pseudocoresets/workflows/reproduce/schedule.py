@@ -16,10 +16,11 @@ from itertools import groupby
 from pathlib import Path
 
 from pseudocoresets.core.devices import threads_for
-from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.mapping import Mapper, in_this_process
 from pseudocoresets.core.progress import Silent, task
+from pseudocoresets.core.registry import Registry
 from pseudocoresets.data import find_entry
+from pseudocoresets.inference.settings import PROTOCOLS
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.workflows.cells import RESULT, Judge, Outcome, lost_cell, run_cells
 from pseudocoresets.workflows.place import Workplace
@@ -27,6 +28,7 @@ from pseudocoresets.workflows.plan import Plan
 from pseudocoresets.workflows.reproduce.catalogue import TABLES
 from pseudocoresets.workflows.reproduce.cells import VARIANTS, ReproductionCell
 from pseudocoresets.workflows.reproduce.judge import CONSTRUCTION, Order, ReproductionJudge
+from pseudocoresets.workflows.reproduce.scale import Scale
 from pseudocoresets.workflows.run import spread_experts
 
 FIRST_VARIANTS = ("published", "best")
@@ -68,10 +70,15 @@ class Wanted:
     def __post_init__(self) -> None:
         for name in self.tables:
             TABLES[name]
-        named = (*self.variants, *(variant for variant, _ in self.only))
-        unknown = [name for name in named if name not in VARIANTS]
-        if unknown:
-            raise InputError(f"There is no variant named '{unknown[0]}'. Known: {', '.join(VARIANTS)}.")
+        datasets = {cell.made.dataset: None for table in TABLES.values() for cell in table.cells()}
+        variants = (*self.variants, *(variant for variant, _ in self.only))
+        for names, known in (
+            (variants, Registry("variant", VARIANTS)),
+            (self.datasets, Registry("data set", datasets)),
+            (self.protocols, Registry("protocol", PROTOCOLS)),
+        ):
+            for name in names:
+                known[name]
 
     def cells(self, order: Order) -> list[ReproductionCell]:
         """In the order of their worth, each once."""
@@ -130,7 +137,7 @@ def _parts(cell: ReproductionCell, order: Order) -> dict[str, float]:
     if is_done(cell, order):
         return {}
     plan = order.scale.plan(cell)
-    found = {str(cell): _judging(cell, plan)}
+    found = {str(cell): _judging(cell, plan, order.scale)}
     to_make = cell.role == "coreset" and not _is_made(cell, order)
     if to_make:
         found[cell.made.slug] = _constructing(cell, plan, order)
@@ -154,14 +161,14 @@ def _constructing(cell: ReproductionCell, plan: Plan, order: Order) -> float:
     return _path_factor(plan.network) * sum(seconds) + 5.0
 
 
-def _judging(cell: ReproductionCell, plan: Plan) -> float:
+def _judging(cell: ReproductionCell, plan: Plan, scale: Scale) -> float:
     if cell.test in ("cost", "pictures"):
         return 1.0
     draws = plan.control_draws if cell.role == "control" and cell.test == "clean" else 1
     adjusted = 20.0 if cell.sampler == "hmc" else 1.0
     steps = 0 if cell.role == "starts" else plan.sampling.steps
     sampling = adjusted * _path_factor(cell.network or plan.network) * _pace(plan) * steps / 20
-    extra = {"shift": SHIFT_SECONDS, "attack": ATTACK_SECONDS}.get(cell.test, 0.0)
+    extra = 0.0 if scale.is_smoke else {"shift": SHIFT_SECONDS, "attack": ATTACK_SECONDS}.get(cell.test, 0.0)
     return draws * (2.0 + sampling) + extra * _path_factor(cell.network or plan.network)
 
 
