@@ -16,7 +16,6 @@ from small import Invoke
 
 import pseudocoresets as pc
 from pseudocoresets._io.files import read_tensors, write_tensors
-from pseudocoresets.methods import ContrastiveDivergence
 from pseudocoresets.models.networks import build_network
 from pseudocoresets.sources.experts import ExpertSettings, ExpertStore
 from pseudocoresets.sources.experts.store import TrainedOn
@@ -82,26 +81,22 @@ def test_construct_says_who_needs_experts(bpc: Invoke, tmp_path: Path, method: s
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "nearest"),
-    [("--dataset", "digitz", "digits"), ("--method", "fkll", "fkl"), ("--network", "mlpp", "mlp")],
+    ("command", "option", "value", "nearest"),
+    [
+        ("construct", "--dataset", "digitz", "digits"),
+        ("construct", "--method", "fkll", "fkl"),
+        ("construct", "--network", "mlpp", "mlp"),
+        ("evaluate", "--dataset", "digitz", "digits"),
+        ("evaluate", "--sampler", "sghcm", "sghmc"),
+        ("evaluate", "--network", "convnt", "convnet"),
+    ],
 )
-def test_construct_names_the_nearest(
-    bpc: Invoke, tmp_path: Path, experts_folder: Path, option: str, value: str, nearest: str
-) -> None:
-    sentence = refused(
-        bpc, tmp_path, "construct", "--experts", experts_folder, "--out", "new/c.safetensors", option, value
-    )
-    assert f"Did you mean '{nearest}'?" in sentence
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "nearest"),
-    [("--dataset", "digitz", "digits"), ("--sampler", "sghcm", "sghmc"), ("--network", "convnt", "convnet")],
-)
-def test_evaluate_names_the_nearest(
-    bpc: Invoke, tmp_path: Path, coreset_file: Path, option: str, value: str, nearest: str
-) -> None:
-    assert f"Did you mean '{nearest}'?" in refused(bpc, tmp_path, "evaluate", coreset_file, option, value)
+def test_so_is_one_beside_files(
+    bpc: Invoke, tmp_path: Path, experts_folder: Path, coreset_file: Path, command: str, option: str, value: str,
+    nearest: str,
+) -> None:  # fmt: skip
+    arguments = writing(command, "new/c.safetensors", experts_folder, coreset_file)
+    assert f"Did you mean '{nearest}'?" in refused(bpc, tmp_path, command, *arguments, option, value)
 
 
 @pytest.mark.parametrize(
@@ -265,15 +260,17 @@ def test_experts_that_cannot_be_used_are_refused(bpc: Invoke, tmp_path: Path, ex
     assert "trained with another network" in sentence
 
 
-def test_experts_of_another_data_set_are_refused(bpc: Invoke, tmp_path: Path, experts_folder: Path) -> None:
+def test_experts_of_another_data_set_are_refused(
+    bpc: Invoke, tmp_path: Path, experts_folder: Path, coreset_file: Path
+) -> None:
     other = tmp_path / "other"
     other.mkdir()
     for path in experts_folder.iterdir():
         (other / path.name).write_bytes(path.read_bytes())
     description = json.loads((other / "store.json").read_text())
     (other / "store.json").write_text(json.dumps(description | {"dataset": "mnist", "data": 32 * "0"}))
-    sentence = refused(bpc, tmp_path, "construct", "--experts", "other", "--out", "c.safetensors")
-    assert "trained on other data ('mnist')" in sentence
+    for command in (("construct", "--out", "c.safetensors"), ("evaluate", coreset_file, "--protocol", "expert")):
+        assert "trained on other data ('mnist')" in refused(bpc, tmp_path, *command, "--experts", "other")
 
 
 def test_the_expert_protocol_needs_experts_of_the_network(
@@ -313,8 +310,6 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(
 ) -> None:
     """Below a file, or where not even root may create anything. Long work would be an error of its own here."""
     (tmp_path / "file").write_text("a file where a folder is wanted")
-    monkeypatch.setattr("pseudocoresets.sources.experts.train._Trainer.train", _too_late)
-    monkeypatch.setattr(ContrastiveDivergence, "loss", _too_late)
     for work in WORK:
         monkeypatch.setattr(work, _too_late)
     out = place if command in WRITING_FOLDERS else f"{place}/out.png"

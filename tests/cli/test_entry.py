@@ -31,17 +31,3 @@ def test_a_signal_while_importing_says_nothing(module: str, how: signal.Signals)
     process.send_signal(how)
     assert process.wait(timeout=20) == 128 + how
     assert process.stderr.read() == ""
-
-
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["data", "list"]], ids=" ".join)
-def test_a_short_answer_does_not_wait_for_torch(words: list[str]) -> None:
-    program = f"""
-import sys
-sys.modules["torch"] = None  # importing it is an error
-sys.argv = ["bpc", *{words}]
-from pseudocoresets.__main__ import main
-main()
-"""
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert (answer.returncode, answer.stderr) == (0, "")
-    assert answer.stdout

@@ -235,16 +235,3 @@ def test_what_was_not_foreseen_is_one_line_too(
 
     monkeypatch.setattr(pc.Coreset, "show", fail)
     assert "This should not have happened (KeyError: " in sentence(bpc("show", coreset_file, "--out", "c.png"), 1)
-
-
-def test_experts_of_other_data_do_not_start_an_evaluation(
-    bpc: Invoke, tmp_path: Path, coreset_file: Path, experts_folder: Path
-) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    for path in experts_folder.iterdir():
-        (other / path.name).write_bytes(path.read_bytes())
-    description = json.loads((other / "store.json").read_text())
-    (other / "store.json").write_text(json.dumps(description | {"dataset": "mnist", "data": 32 * "0"}))
-    result = bpc("evaluate", coreset_file, "--protocol", "expert", "--experts", "other", *SAMPLING)
-    assert "trained on other data ('mnist')" in sentence(result)

@@ -157,5 +157,18 @@ def test_a_method_is_sampled_as_it_was_built_and_not_as_the_preset_s_own(dataset
     assert (sampled["sampler"], sampled["step_size"], sampled.get("mixed_kinds", False)) == ("langevin", 0.1, False)
     own = chosen.sampling_by(method="bptt")
     assert own["sampler"] == ("langevin" if (dataset, ipc) == ("cifar10", 1) else "sghmc")
+    assert ("momentum" in chosen.method_options("bptt")) == (own["sampler"] == "sghmc")
     assert own["mixed_kinds"] == chosen.construction_for("bptt")["mixed_kinds"]
     assert chosen.sampling_by("sghmc", "cd")["sampler"] == "sghmc"
+
+
+def test_a_sampler_that_is_named_comes_with_its_own_step_size() -> None:
+    def sampled(dataset: str, **given: Any) -> tuple[str, float]:
+        sampling = make_plan(dataset=dataset, ipc=10, preset="paper", **given).sampling
+        return sampling.schedule, sampling.step_size
+
+    assert sampled("cifar10", sampler="langevin") == ("constant", 0.1)
+    assert sampled("cifar10", sampler="sghmc") == ("constant", 0.0125)
+    assert sampled("cifar10", sampler="langevin", sampling={"step_size": 0.02}) == ("constant", 0.02)
+    assert sampled("svhn")[0] == "cyclical"
+    assert sampled("svhn", sampler="langevin") == ("constant", 0.1)

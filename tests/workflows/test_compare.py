@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from small import TINY
 from typer.testing import CliRunner
 
 from pseudocoresets._cli.app import build_app
@@ -21,21 +22,12 @@ from pseudocoresets.data import load_dataset
 from pseudocoresets.evaluation import METRICS
 from pseudocoresets.evaluation.paper import paper_figure
 from pseudocoresets.methods import METHODS, ContrastiveDivergence
-from pseudocoresets.presets import Preset
 from pseudocoresets.sources.experts import train_experts
 from pseudocoresets.workflows import cells
 from pseudocoresets.workflows import compare as comparing
 from pseudocoresets.workflows.cells import once
 from pseudocoresets.workflows.place import workplace
 from pseudocoresets.workflows.plan import Plan, make_plan
-
-TINY = Preset(
-    expert_count=1,
-    experts={"epochs": 2, "batch_size": 256},
-    construction={"iterations": 2},
-    sampling={"chains": 2, "steps": 4, "samples": 2},
-    methods={"cd": {"steps": 2, "expert_epochs": 1}},
-)
 
 
 @dataclass(frozen=True)

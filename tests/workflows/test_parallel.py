@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import Invoke
+from small import TINY, Invoke
 from units import attempts, squared
 
 import pseudocoresets as pc
@@ -23,7 +23,6 @@ from pseudocoresets._io.files import write_json
 from pseudocoresets.core.errors import InputError, WorkerLostError
 from pseudocoresets.core.mapping import in_this_process
 from pseudocoresets.data import Dataset
-from pseudocoresets.presets import Preset
 from pseudocoresets.sources.experts import Experts
 from pseudocoresets.workflows import parallel
 from pseudocoresets.workflows.cells import RESULT
@@ -32,13 +31,7 @@ from pseudocoresets.workflows.parallel import VISIBLE, devices_named, on_devices
 from pseudocoresets.workflows.place import workplace
 from pseudocoresets.workflows.plan import make_plan
 
-TINY = Preset(
-    expert_count=6,
-    experts={"epochs": 1, "batch_size": 256},
-    construction={"iterations": 2},
-    sampling={"chains": 2, "steps": 4, "samples": 2},
-    methods={"cd": {"steps": 2, "expert_epochs": 1}},
-)
+MANY_EXPERTS = replace(TINY, expert_count=6)
 COMPARE = (*["compare", "--network", "convnet:width=4", "--seeds", "2", "--preset", "tiny.json", "--json"], "--methods")
 
 
@@ -161,7 +154,7 @@ def test_a_process_sees_its_own_device_alone(
 
 
 def test_several_devices_find_what_one_does(bpc: Invoke, tmp_path: Path) -> None:
-    write_json(tmp_path / "tiny.json", TINY.as_json())
+    write_json(tmp_path / "tiny.json", MANY_EXPERTS.as_json())
     words = [*COMPARE, "cd,random"]
     one, two = (bpc(*words, "--devices", devices, "--out", devices[:4]) for devices in ("cpu", "cpu,cpu"))
     assert two.exit_code == 0, two.output
@@ -169,7 +162,7 @@ def test_several_devices_find_what_one_does(bpc: Invoke, tmp_path: Path) -> None
     scores = [{row["method"]: row["metrics"] for row in json.loads(found.stdout)["rows"]} for found in (one, two)]
     assert scores[0] == scores[1]
     experts = [sorted((tmp_path / name / "experts").glob("expert-*")) for name in ("cpu", "cpu,")]
-    assert len(experts[0]) == len(experts[1]) == TINY.expert_count
+    assert len(experts[0]) == len(experts[1]) == MANY_EXPERTS.expert_count
     assert all(first.read_bytes() == second.read_bytes() for first, second in zip(*experts, strict=True))
     again = bpc(*words, "--devices", "cpu", "--out", "cpu,")
     assert json.loads(again.stdout) == json.loads(two.stdout)
@@ -206,7 +199,7 @@ def test_chains_of_one_posterior_are_shared_out(
 def test_a_full_disk_ends_in_a_sentence_and_finished_units_stay(
     bpc: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_json(tmp_path / "tiny.json", TINY.as_json())
+    write_json(tmp_path / "tiny.json", MANY_EXPERTS.as_json())
     words = [*COMPARE, "random", "--out", "out"]
     real = Path.write_text
 
