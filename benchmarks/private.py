@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -152,8 +151,7 @@ class Cell:
 
     def release(self, guarantee: Guarantee, share: float = 1.0) -> None:
         """Publish the sums with noise; everything after this is computed from what is published."""
-        fresh = tuple(replace(release, identity=secrets.token_hex(16)) for release in guarantee.releases)
-        self.guarantee = replace(guarantee, examples=len(self.data.train), releases=fresh)
+        self.guarantee = replace(guarantee.renewed(), examples=len(self.data.train))
         self.networks = max(1, round(share * self.scale.networks))
         method = PrivateMatching(guarantee.releases[0].noise_multiplier, self.networks)
         FromRelease.kept = method.published(*self._sums_of(self.networks), len(self.data.train))

@@ -89,7 +89,7 @@ def test_noisy_gradients_keep_to_epsilon(entropy: SystemEntropy, monkeypatch: py
 
 
 def test_gradients_without_noise_are_caught(entropy: SystemEntropy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "noisy_sum", lambda total, norm, noise, entropy: total)
+    monkeypatch.setattr(private, "noisy_sum", lambda total, norm, noise, entropy: total.float())
     scores = [gradient_scores(canary, entropy, monkeypatch) for canary in (True, False)]
     bound = epsilon_at_least(scores[0], scores[1], BUDGET.delta)
     assert bound > BUDGET.epsilon
@@ -116,6 +116,6 @@ def test_released_features_keep_to_epsilon(entropy: SystemEntropy, monkeypatch: 
 def test_released_features_without_noise_are_caught(entropy: SystemEntropy, monkeypatch: pytest.MonkeyPatch) -> None:
     scores = []
     for canary in (True, False):
-        monkeypatch.setattr(private_matching, "noisy_sum", lambda total, norm, noise, entropy: total)
+        monkeypatch.setattr(private_matching, "noisy_sum", lambda total, norm, noise, entropy: total.float())
         scores.append(release_scores(canary, entropy, monkeypatch))
     assert epsilon_at_least(scores[0], scores[1], BUDGET.delta) > BUDGET.epsilon

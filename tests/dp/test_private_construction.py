@@ -9,14 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 from small import Invoke
+from torch import Tensor
 
 import pseudocoresets as pc
+from pseudocoresets.backends import choose_backend
+from pseudocoresets.construction.loop import image_task
+from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.devices import HOST
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import Dataset
+from pseudocoresets.data.augmentation import Transformation
 from pseudocoresets.dp import Budget, Guarantee, Release, SystemEntropy, spent
+from pseudocoresets.methods.condensation.private_matching import PrivateMatching
 from pseudocoresets.methods.problem import RealData
-from pseudocoresets.sources.experts import Experts, ExpertSettings
+from pseudocoresets.sources.experts import Experts, ExpertSettings, private
 from pseudocoresets.sources.experts.private import PrivateTrainer
 from pseudocoresets.sources.experts.store import PrivateTraining
 
@@ -87,7 +93,11 @@ def test_a_store_tells_nothing_of_the_data_but_what_is_public(folder: Path, data
 def test_a_killed_run_goes_on_within_its_budget(folder: Path, data: Dataset, trained: Experts) -> None:
     (folder / "expert-0001.safetensors").unlink()
     again = pc.train_experts(data, NETWORK, 2, out=folder, privacy=BUDGET, **TRAINING)
-    assert again.guarantee == trained.guarantee and len(again) == 2
+    assert again.guarantee is not None and trained.guarantee is not None and len(again) == 2
+    before, after = trained.guarantee.releases[0], again.guarantee.releases[0]
+    assert replace(after, identity=before.identity) == before
+    assert after.identity != before.identity  # its noise is another, so what was made before counts apart
+    assert pc.load_experts(folder).guarantee == again.guarantee
     with pytest.raises(pc.InputError, match="another number of them"):
         pc.train_experts(data, NETWORK, 3, out=folder, privacy=BUDGET, **TRAINING)
     with pytest.raises(pc.InputError, match="another budget"):
@@ -223,3 +233,113 @@ def test_the_command_says_what_it_promises(bpc: Invoke) -> None:
     assert refused.exit_code == 2 and "has no private form" in refused.stderr
     unclear = bpc("construct", "--method", "dm", "--delta", 1e-4, *few, "--out", "r.safetensors")
     assert unclear.exit_code == 2 and "--epsilon" in unclear.stderr
+
+
+class Chosen(SystemEntropy):
+    """Has exactly these examples take part."""
+
+    def __init__(self, *examples: int) -> None:
+        super().__init__()
+        self._examples = list(examples)
+
+    def uniform(self, count: int, device: torch.device) -> Tensor:
+        drawn = torch.ones(count, dtype=torch.float64)
+        drawn[self._examples] = 0.0
+        return drawn
+
+
+def private_trainer(data: Dataset, entropy: SystemEntropy, augment: bool = False, norm: float = 1.0) -> PrivateTrainer:
+    network = pc.build_network(NETWORK, data.shape, len(data.classes))
+    promised = Guarantee(1.0, 1e-5, "none", len(data.train), (Release("steps", 1e-9, 0.5),))
+    settings = ExpertSettings(batch_size=len(data.train) // 2, augment=augment)
+    return PrivateTrainer(data, network, settings, HOST, PrivateTraining(BUDGET, norm, promised), entropy)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nobody_changes_how_others_are_augmented(data: Dataset, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an example changes the sum by more than its own clipped gradient, and tells that it took part."""
+    monkeypatch.setattr(private, "GRADIENT_NUMBERS", 3 * 1000)  # few at once
+    others, gradients = (10, 20, 30, 40, 50, 60), private.per_example_gradients
+
+    def inputs(*examples: int) -> Tensor:
+        """Of the others, in two steps."""
+        seen: list[Tensor] = []
+        spy = lambda network, theta, x, y: seen.append(x) or gradients(network, theta, x, y)  # noqa: E731
+        monkeypatch.setattr(private, "per_example_gradients", spy)
+        trainer, stream = private_trainer(data, Chosen(*examples), augment=True), Randomness.for_purpose(seed, "test")
+        for _ in range(2):
+            trainer.gradient(trainer._network.initialise(0), stream)
+        return torch.cat(seen).view(2, len(examples), -1)[:, -len(others) :]
+
+    assert torch.equal(inputs(3, *others), inputs(*others))
+
+
+def test_rounding_adds_nothing_to_what_an_example_changes(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One long vector before many short ones, one at a time: in single precision it would swallow them."""
+    norm, others, totals = 2.0**25, 200, []
+    few = replace(data, train=data.train.subset(torch.arange(1 + others)), transform=data.transform_source)
+
+    monkeypatch.setattr(private, "GRADIENT_NUMBERS", 1)
+    monkeypatch.setattr(private, "noisy_sum", lambda total, *rest: totals.append(total) or total)
+    for examples in (range(1 + others), range(1, 1 + others)):
+        short = torch.zeros(private_trainer(few, Chosen())._network.size)
+        short[0] = 1.0
+        waiting = [-norm * short] * (0 in examples) + [short] * others
+        monkeypatch.setattr(private, "per_example_gradients", lambda *given, each=iter(waiting): next(each)[None])
+        trainer = private_trainer(few, Chosen(*examples), norm=norm)
+        trainer.gradient(trainer._network.initialise(0), Randomness.for_purpose(0, "test"))
+    assert float((totals[0].double() - totals[1].double()).norm()) <= norm
+
+
+def test_class_sums_change_by_at_most_one_with_an_example(data: Dataset) -> None:
+    """Both in pixels and labels: whatever example is left out, and however many others there are."""
+    network = pc.build_network(NETWORK, data.shape, 10)
+    method, sums = PrivateMatching(1.0, networks=3), {}
+    for left_out in (None, 0, 700):
+        kept = torch.tensor([i for i in range(len(data.train)) if i != left_out])
+        part = replace(data, train=data.train.subset(kept), transform=data.transform_source)
+        about, _ = image_task(part, None, network, "dm", pc.methods.DistributionMatching())
+        problem = about.problem(ConstructionSettings(), HOST, choose_backend(HOST))
+        sums[left_out], _ = method.sums(network, problem, HOST)
+    for left_out in (0, 700):
+        change = float((sums[None] - sums[left_out]).norm())
+        assert 1 - 1e-5 < change <= 1
+
+
+class Mixing:
+    """An augmentation in which every image holds something of another."""
+
+    kinds = ("mix",)
+
+    def draw(self, count: int, randomness: Randomness) -> Transformation:
+        return lambda x: x + x.flip(0)
+
+    def draw_steps(self, steps: int, count: int, randomness: Randomness) -> Transformation:
+        return lambda x: x
+
+    def draw_kind(self, kind: str, count: int, generator: torch.Generator) -> Transformation:
+        return lambda x: x
+
+
+def test_augmentation_of_ones_own_is_refused(data: Dataset) -> None:
+    with pytest.raises(pc.InputError, match="never mixes"):
+        pc.construct(data, None, "dm", network=NETWORK, privacy=BUDGET, augmentation=Mixing(), **FEW)
+    with pytest.raises(pc.InputError, match="never mixes"):
+        pc.train_experts(data, NETWORK, 1, privacy=BUDGET, augmentation=Mixing(), **TRAINING)
+
+
+def test_a_budget_for_images_that_show_the_data_is_refused(data: Dataset) -> None:
+    """It would protect these images, and not those that they were chosen from."""
+    real = pc.construct(data, None, "random", 20, network=NETWORK).as_data()
+    budget = Budget(8.0, 1e-3)
+    with pytest.raises(pc.InputError, match="made without differential privacy"):
+        pc.construct(real, None, "dm", network=NETWORK, privacy=budget, **FEW)
+    with pytest.raises(pc.InputError, match="made without differential privacy"):
+        pc.train_experts(real, NETWORK, 1, privacy=budget, **TRAINING)
+
+
+def test_the_range_of_pixels_is_public_and_another_one_is_not() -> None:
+    images, labels = torch.rand(20, 1, 8, 8), torch.arange(20) % 2
+    assert pc.Dataset.from_tensors(images, labels).publicly_normalised().transform.public
+    with pytest.raises(pc.InputError, match="from 0 to 1"):
+        pc.Dataset.from_tensors(3 * images, labels).publicly_normalised()

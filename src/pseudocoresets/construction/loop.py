@@ -118,7 +118,7 @@ def image_task(
         require_experts_for(experts, data)
     elif method.needs_source:
         raise InputError(f"The method '{name}' needs experts; train some with 'bpc experts'.")
-    terms, method = private_terms(data, experts, method, privacy)
+    terms, method = private_terms(data, experts, method, privacy, augmentation)
     return ImageTask(data, network_for(experts, network, data), experts, augmentation, terms), method
 
 

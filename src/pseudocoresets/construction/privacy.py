@@ -7,6 +7,7 @@ from typing import Any
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.coreset import Coreset
+from pseudocoresets.data.augmentation import AnyAugmentation
 from pseudocoresets.data.dataset import Dataset, require_public
 from pseudocoresets.dp import Budget, Guarantee, Release, calibrated, combined
 from pseudocoresets.methods import GradientMethod
@@ -58,7 +59,11 @@ NOTHING_PROMISED = Terms()
 
 
 def private_terms(
-    data: Dataset, experts: Experts | None, method: GradientMethod, budget: Budget | None
+    data: Dataset,
+    experts: Experts | None,
+    method: GradientMethod,
+    budget: Budget | None,
+    augmentation: AnyAugmentation | None = None,
 ) -> tuple[Terms, GradientMethod]:
     """The terms of a construction, and the method in the form that keeps them.
 
@@ -75,6 +80,8 @@ def private_terms(
     require_public(data)
     if budget is None:
         return Terms(inherited, data_are_secret=True), method
+    if augmentation is not None:
+        raise InputError("Private images are read with the library's own augmentation, which never mixes them.")
     method.private(1.0)  # before the accountant is asked
     what, size = f"class sums of features, for {method.name}", len(data.train)
     spent = calibrated(budget, size, lambda noise: Release(what, noise))

@@ -235,8 +235,13 @@ class Dataset:
 
 
 def require_public(data: Dataset) -> None:
-    """Refuse private data whose inputs depend on what was fitted to them."""
+    """Refuse private data whose inputs depend on what was fitted to them, and images that were made from others."""
     source = data.transform_source
+    if data.guarantee is None and data.made_by is not None:
+        raise InputError(
+            "These are the images of a coreset that was made without differential privacy; a budget would protect "
+            "them, and not the data that they were made from."
+        )
     if data.guarantee is None and not (isinstance(source, InputTransform) and source.public):
         raise InputError(
             f"The normalisation or whitening of '{data.name}' was fitted to the private data, which would break the "

@@ -152,7 +152,7 @@ def public_normalisation(channels: int, span: Tensor | None = None) -> InputTran
 
     Augmentation fills what it uncovers with x = 0: mid-grey in colour, and black in grey, where scans and digits lie.
     """
-    if span is not None and span.is_floating_point():
+    if span is not None and span.is_floating_point() and span.tolist() != [0.0, 1.0]:
         raise InputError(
             "The range of these floating-point images was found in the data; give pixels from 0 to 1, whose range is "
             "public."

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pseudocoresets._io.schema import HASH, NAME, SIZE, ListOf, Number, Object
@@ -65,6 +65,10 @@ class Budget:
             )
 
 
+def new_identity() -> str:
+    return secrets.token_hex(16)
+
+
 @dataclass(frozen=True)
 class Release:
     """A sum over examples, published with noise ``steps`` times.
@@ -77,7 +81,7 @@ class Release:
     noise_multiplier: float
     sampling_rate: float = 1.0
     steps: int = 1
-    identity: str = field(default_factory=lambda: secrets.token_hex(16))
+    identity: str = field(default_factory=new_identity)
     """Tells whether two guarantees speak of the same release."""
 
 
@@ -100,6 +104,10 @@ class Guarantee:
             f"with epsilon = {self.epsilon:.4g} and delta = {self.delta:g}, by {self.accountant}); their number, the "
             "names of the classes and all settings count as public."
         )
+
+    def renewed(self) -> Guarantee:
+        """The same promise for releases that are made again, with other noise."""
+        return replace(self, releases=tuple(replace(each, identity=new_identity()) for each in self.releases))
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "releases": [asdict(release) for release in self.releases]}

@@ -2,7 +2,9 @@
 
     sum_i v_i min(1, c / |v_i|) + N(0, (z c)^2 I)
 
-z is the noise multiplier, c the norm that each example's vector is clipped to before anything is added up.
+z is the noise multiplier, c the norm that each example's vector is clipped to before anything is added up. Sums and
+noise are in double precision: in single precision an example would also change how the sum of the others is rounded,
+which no clipping bounds.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ def clipped(vectors: Tensor, norm: float) -> Tensor:
 
 
 def noisy_sum(total: Tensor, norm: float, noise_multiplier: float, entropy: Entropy) -> Tensor:
-    """A sum of vectors clipped to ``norm``, with its noise."""
-    return total + noise_multiplier * norm * entropy.normal(total.shape, total.device)
+    """A sum of vectors clipped to ``norm``, in float64, with its noise; as float32."""
+    return (total.double() + noise_multiplier * norm * entropy.normal(total.shape, total.device)).float()
 
 
 def per_example_gradients(network: Network, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class Entropy(Protocol):
     """Where secret random numbers come from; tests put a seeded one in its place."""
 
     def normal(self, shape: Sequence[int], device: torch.device) -> Tensor:
-        """Independent N(0, 1), float32."""
+        """Independent N(0, 1), float64."""
         ...
 
     def uniform(self, count: int, device: torch.device) -> Tensor:
@@ -46,7 +46,7 @@ class SystemEntropy:
         count = math.prod(shape)
         u, v = self.uniform(count + count % 2, device).chunk(2)
         radius, angle = (-2 * u.log()).sqrt(), 2 * math.pi * v
-        return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count].float().view(*shape)
+        return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count].view(*shape)
 
     def uniform(self, count: int, device: torch.device) -> Tensor:
         """(k + 1/2) / 2^53 with k drawn from 0 .. 2^53 - 1."""

@@ -104,12 +104,12 @@ class PrivateMatching(GradientMethod):
         return self.published(*self.sums(network, problem, device), problem.energy.data_size)
 
     def sums(self, network: Network, problem: Problem, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Secret: sum_{i: y_i = c} (psi(x_i), a) for each class; and public: m_k for each network."""
+        """Secret, in float64: sum_{i: y_i = c} (psi(x_i), a) for each class; and public: m_k for each network."""
         data, classes = full_data(problem), network.spec.classes
         centres = torch.stack([self._centre(k, network, problem, device) for k in range(self.networks)])
         sums = [self._sums(self._view(k, network, problem, centres[k]), data, classes) for k in range(self.networks)]
         labels = torch.cat([y for _, y in data.batches()])
-        counts = COUNT_ENTRY * labels.bincount(minlength=classes).to(centres)
+        counts = COUNT_ENTRY * labels.bincount(minlength=classes).double()
         return torch.cat([self._scale * torch.cat(sums, 1), counts[:, None]], 1), centres
 
     def published(self, total: Tensor, centres: Tensor, data_size: int) -> dict[str, Tensor]:
@@ -126,9 +126,9 @@ class PrivateMatching(GradientMethod):
 
     @staticmethod
     def _sums(view: Transformation, data: FullData, classes: int) -> Tensor:
-        """sum_{i: y_i = c} u_k(x_i): (classes, features)."""
+        """sum_{i: y_i = c} u_k(x_i): (classes, features), float64."""
         with torch.no_grad():
-            parts = [F.one_hot(y, classes).float().T @ clipped(view(x), 1.0) for x, y in data.batches()]
+            parts = [F.one_hot(y, classes).double().T @ clipped(view(x), 1.0).double() for x, y in data.batches()]
         return torch.stack(parts).sum(0)
 
     def _view(self, k: int, network: Network, problem: Problem, centre: Tensor) -> Transformation:

@@ -7,7 +7,8 @@ example i's cross-entropy at theta,
     theta <- theta - learning_rate v
 
 n being the number of examples. All steps of all experts share one budget, which decides z; snapshots are computed from
-the noisy sums alone.
+the noisy sums alone. A step has one augmentation for all images: one of its own for each would depend on who else takes
+part, so that an example would change the others' gradients too.
 """
 
 from __future__ import annotations
@@ -94,10 +95,11 @@ class PrivateTrainer:
         """(sum_i g_i min(1, c / |g_i|) + N(0, (z c)^2 I)) / (q n) over examples that take part by chance."""
         rate, size = self._release.sampling_rate, len(self._labels)
         chosen = (self._entropy.uniform(size, self._device) < rate).nonzero().squeeze(1)
-        total = torch.zeros_like(theta)
+        augment = None if self._augmentation is None else self._augmentation.draw(1, randomness)
+        total = torch.zeros_like(theta, dtype=torch.float64)
         for part in chosen.split(max(1, GRADIENT_NUMBERS // len(theta))) if len(chosen) else ():
-            x = self._images[part]
-            x = x if self._augmentation is None else self._augmentation.draw(len(x), randomness)(x)
-            total += clipped(per_example_gradients(self._network, theta, x, self._labels[part]), self._clipping).sum(0)
+            x = self._images[part] if augment is None else augment(self._images[part])
+            gradients = per_example_gradients(self._network, theta, x, self._labels[part])
+            total += clipped(gradients, self._clipping).sum(0, dtype=torch.float64)
         noisy = noisy_sum(total, self._clipping, self._release.noise_multiplier, self._entropy)
         return noisy / (rate * size)

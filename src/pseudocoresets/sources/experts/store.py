@@ -299,6 +299,13 @@ class ExpertStore:
             write_json(path, store._description())
         return store
 
+    def renew_release(self) -> None:
+        """Call the release of private experts another one than before: some of its noise is about to be drawn anew."""
+        if self.private is not None:
+            self.guarantee = self.private.guarantee.renewed()
+            self.private = self.private._replace(guarantee=self.guarantee)
+            write_json(self.folder / "store.json", self._description())
+
     @classmethod
     def open(cls, folder: str | os.PathLike[str], network: AnyNetwork | None = None) -> ExpertStore:
         """An existing store; ``network`` is needed for one that no registered name builds again."""

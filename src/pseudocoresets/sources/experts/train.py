@@ -120,6 +120,8 @@ def train(
                 trainer = _Trainer(data, network, settings, where, backend or choose_backend(where), augmentation)
                 trainer.train_missing(todo, range(count), population, shown, keep)
             else:
+                if store is not None:
+                    store.renew_release()
                 secretly = PrivateTrainer(data, network, settings, where, private, entropy or SystemEntropy())
                 for number in todo:
                     keep(number, secretly.train(number, shown))
