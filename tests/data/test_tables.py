@@ -9,11 +9,13 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
+from pyarrow import parquet
 
 import pseudocoresets as pc
-from pseudocoresets.core.errors import InputError
-from pseudocoresets.data.tables import load_posterior_data
-from pseudocoresets.models import RandomIntercepts
+from pseudocoresets.core.errors import FileFormatError, InputError
+from pseudocoresets.data.tables import ParquetData, load_posterior_data
+from pseudocoresets.models import MODELS, RandomIntercepts
+from pseudocoresets.sources.gaussian_fit import fit_gaussian
 
 pandas = pytest.importorskip("pandas")
 
@@ -52,8 +54,9 @@ def test_what_a_table_lacks_is_said() -> None:
         pc.Rows.from_table({"y": [1, 2]}, "y", intercept=False)
 
 
-def write(path: Path, frame: Any) -> str:
-    frame.to_csv(path, index=False)
+def write(path: Path, table: Any) -> str:
+    """A frame, or the text of one, as a file."""
+    path.write_text(table if isinstance(table, str) else table.to_csv(index=False))
     return str(path)
 
 
@@ -144,13 +147,115 @@ def test_a_bad_table_is_refused_in_one_sentence_before_any_work(tmp_path: Path, 
     assert "\n" not in str(caught.value)
 
 
-def test_an_empty_parquet_file_is_refused(tmp_path: Path) -> None:
-    random_frame().head(0).to_parquet(tmp_path / "e.parquet")
-    with pytest.raises(InputError, match="has no rows"):
-        load_posterior_data(str(tmp_path / "e.parquet"), "linear", "y")
+def test_parquet_without_rows_or_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    twice = pyarrow.Table.from_arrays([pyarrow.array([1.0, 2.0, 3.0])] * 3, names=["a", "a", "y"])
+    empty = pyarrow.Table.from_pandas(random_frame().head(0))
+    for table, message in ((empty, "has no rows"), (twice, "two columns named 'a'")):
+        parquet.write_table(table, tmp_path / "t.parquet")
+        with pytest.raises(InputError, match=message):
+            load_posterior_data(str(tmp_path / "t.parquet"), "linear", "y")
 
 
 def test_more_columns_than_rows_are_no_combination_of_each_other(tmp_path: Path) -> None:
     stream = np.random.default_rng(0)
     frame = pandas.DataFrame(stream.standard_normal((20, 40)), columns=[f"x{i}" for i in range(40)])
     assert load_posterior_data(write(tmp_path / "w.csv", frame.assign(y=frame.x0)), "gaussian", "y").model.size == 42
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "size"),
+    [
+        ("breast-cancer", "logistic", 31),
+        ("wine", "softmax", 42),
+        ("diabetes", "linear", 11),
+        ("digits", "softmax", 620),
+    ],
+)
+def test_embedded_sets_have_a_model(name: str, model: str, size: int) -> None:
+    data = load_posterior_data(name)
+    assert data.model_name == model
+    assert data.model.size == size
+    assert len(data.held_out[0]) == round(0.2 * (len(data.held_out[0]) + len(data.rows)))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_synthetic_data_for_every_model(model: str) -> None:
+    data = load_posterior_data("synthetic", model, points=60, dimension=3)
+    x, y = data.rows.rows(torch.arange(5))
+    assert bool(torch.isfinite(data.model.log_likelihood(torch.zeros(data.model.size).double(), x, y)).all())
+
+
+def test_csv_with_text_classes(tmp_path: Path) -> None:
+    rows = "\n".join(f"{i},{i % 3},{'yes' if i % 2 else 'no'}" for i in range(20))
+    data = load_posterior_data(write(tmp_path / "a.csv", "a,b,bought\n" + rows), target="bought")
+    assert data.model_name == "logistic"
+    assert data.classes == ("no", "yes")
+
+
+@pytest.mark.parametrize(("model", "target"), [("linear", "c"), ("weibull", "c"), ("gaussian-mean", None)])
+def test_units_lead_back_to_the_file(tmp_path: Path, model: str, target: str | None) -> None:
+    values = np.random.default_rng(0).gamma(2, 3, (30, 3)).round(6)
+    text = "a,b,c\n" + "\n".join(",".join(map(str, row)) for row in values)
+    data = load_posterior_data(write(tmp_path / "a.csv", text), model, target)
+    x, y = data.rows.rows(torch.arange(len(data.rows)))
+    seen = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2] if target is None else y.reshape(len(y), -1)[:, 0]}
+    back = np.stack([data.units[name][0] + data.units[name][1] * column.numpy() for name, column in seen.items()], 1)
+    assert {tuple(row) for row in back.round(6)} < {tuple(row) for row in values}
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "model", "message"),
+    [
+        ("a,b,y\n1,,0\n2,3,1\n", "y", "auto", "Column 'b' has 1 missing value, the first in row 1"),
+        ("a,b,y\n1,NA,0\n2,nan,1\n", "y", "auto", "Column 'b' has 2 missing values"),
+        ("a,b,y\n1,x,0\n2,3,1\n", "y", "auto", "Column 'b' holds text \\('x' in row 1\\)"),
+        ("a,y\n1,1\n2,1\n3,1\n4,1\n5,1\n", "y", "logistic", "one class only \\(1\\)"),
+        ("a,y\n1,1\n2,1\n3,1\n4,1\n5,1\n", "y", "auto", "one class only \\(1\\)"),
+        ("a,b\n1,1\n2,2\n", "price", "auto", "no column 'price' in .*; its columns are 'a', 'b'"),
+        ("a,b\n1,1\n2,2\n", None, "auto", "Name the target column"),
+        ("a,b\n1,1,4\n2,2\n", "b", "auto", "Line 2 .* has 3 fields"),
+        ("a,a\n1,1\n", "a", "auto", "names a column twice"),
+        ("a,y\n1,0.5\n2,1\n3,2\n4,3\n5,1\n", "y", "poisson", "must hold counts"),
+        ("a,y\n1,red\n2,blue\n3,red\n", "y", "linear", "holds text \\('red'\\)"),
+        ("a,y\n1,0\n2,1\n3,2\n4,1\n5,0\n6,1\n", "y", "logistic", "3 different values"),
+        ("y\n1\n2\n", "y", "auto", "no column beside the target"),
+        ("a,y\n1,inf\n2,1\n3,2\n4,3\n5,1\n", "a", "bayes", "no model named 'bayes'"),
+        ("a,y\n1,inf\n2,1\n4,2\n3,3\n5,1\n", "y", "linear", "target 'y' .* not finite"),
+        ("a,b\n1,2\n2,4\n3,6\n4,8\n5,10\n", None, "gaussian-mean", "says the same as"),
+    ],
+)
+def test_problems_of_a_csv_file_get_one_sentence(
+    tmp_path: Path, text: str, target: str | None, model: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        load_posterior_data(write(tmp_path / "a.csv", text), model, target)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_not_there_or_not_data(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="There is no file"):
+        load_posterior_data(str(tmp_path / "none.csv"), target="y")
+    with pytest.raises(InputError, match="neither an embedded data set"):
+        load_posterior_data("iris")
+    (tmp_path / "bad.csv").write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(FileFormatError, match="not a CSV file"):
+        load_posterior_data(str(tmp_path / "bad.csv"), target="y")
+
+
+def test_parquet_streams_give_the_posterior_of_the_data_in_memory(tmp_path: Path) -> None:
+    x = torch.randn(500, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = (x[:, 0] > 0).double()
+    columns = {f"x{i}": x[:, i].numpy() for i in range(3)} | {"y": y.numpy()}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "data.parquet")
+    stream, memory = ParquetData(tmp_path / "data.parquet", "y", batch_size=64), pc.Rows(x, y)
+    first, second = (fit_gaussian(pc.LogisticRegression(3), data) for data in (stream, memory))
+    torch.testing.assert_close(first.mean, second.mean)
+    indices = torch.tensor([400, 3, 77])
+    torch.testing.assert_close(stream.rows(indices)[0], x[indices])
+    loaded = load_posterior_data(str(tmp_path / "data.parquet"), target="y")
+    assert loaded.model_name == "logistic"
+    with pytest.raises(InputError, match="no column 'z'"):
+        ParquetData(tmp_path / "data.parquet", "z")
+    (tmp_path / "bad.parquet").write_text("no")
+    with pytest.raises(FileFormatError, match="not a Parquet file"):
+        ParquetData(tmp_path / "bad.parquet", "y")

@@ -1,4 +1,4 @@
-"""Data, references, distances, the study and the command."""
+"""References, distances, the study and the command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import typer
@@ -16,12 +15,11 @@ from typer.testing import CliRunner
 
 import pseudocoresets as pc
 from pseudocoresets._cli.posterior import parse_sizes, posterior
-from pseudocoresets.core.errors import DivergenceError, FileFormatError, InputError
+from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.gaussian import kl_divergence
 from pseudocoresets.core.points import Rows
-from pseudocoresets.data.tables import ParquetData, load_posterior_data
+from pseudocoresets.data.tables import load_posterior_data
 from pseudocoresets.methods import row_problem, starting_points
-from pseudocoresets.models import MODELS, LogisticRegression
 from pseudocoresets.sources.gaussian_fit import fit_gaussian
 from pseudocoresets.workflows import study as study_module
 from pseudocoresets.workflows.study import run_study
@@ -30,126 +28,13 @@ DOUBLE = torch.float64
 SHORT = {"draws": 150, "warmup": 100}
 
 
-def write(path: Path, text: str) -> str:
-    path.write_text(text)
-    return str(path)
-
-
-# --- data -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "model", "size"),
-    [
-        ("breast-cancer", "logistic", 31),
-        ("wine", "softmax", 42),
-        ("diabetes", "linear", 11),
-        ("digits", "softmax", 620),
-    ],
-)
-def test_embedded_sets_have_a_model(name: str, model: str, size: int) -> None:
-    data = load_posterior_data(name)
-    assert data.model_name == model
-    assert data.model.size == size
-    assert len(data.held_out[0]) == round(0.2 * (len(data.held_out[0]) + len(data.rows)))
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_synthetic_data_for_every_model(model: str) -> None:
-    data = load_posterior_data("synthetic", model, points=60, dimension=3)
-    x, y = data.rows.rows(torch.arange(5))
-    assert bool(torch.isfinite(data.model.log_likelihood(torch.zeros(data.model.size).double(), x, y)).all())
-
-
-def test_csv_with_text_classes(tmp_path: Path) -> None:
-    rows = "\n".join(f"{i},{i % 3},{'yes' if i % 2 else 'no'}" for i in range(20))
-    data = load_posterior_data(write(tmp_path / "a.csv", "a,b,bought\n" + rows), target="bought")
-    assert data.model_name == "logistic"
-    assert data.classes == ("no", "yes")
-
-
-@pytest.mark.parametrize(("model", "target"), [("linear", "c"), ("weibull", "c"), ("gaussian-mean", None)])
-def test_units_lead_back_to_the_file(tmp_path: Path, model: str, target: str | None) -> None:
-    values = np.random.default_rng(0).gamma(2, 3, (30, 3)).round(6)
-    text = "a,b,c\n" + "\n".join(",".join(map(str, row)) for row in values)
-    data = load_posterior_data(write(tmp_path / "a.csv", text), model, target)
-    x, y = data.rows.rows(torch.arange(len(data.rows)))
-    seen = {"a": x[:, 0], "b": x[:, 1], "c": x[:, 2] if target is None else y.reshape(len(y), -1)[:, 0]}
-    back = np.stack([data.units[name][0] + data.units[name][1] * column.numpy() for name, column in seen.items()], 1)
-    assert {tuple(row) for row in back.round(6)} < {tuple(row) for row in values}
-
-
 def test_a_study_says_which_class_is_which(tmp_path: Path) -> None:
     rows = "\n".join(f"{i % 7},{1 if i % 2 else -1}" for i in range(40))
-    data = load_posterior_data(write(tmp_path / "a.csv", "a,y\n" + rows), target="y")
+    (tmp_path / "a.csv").write_text("a,y\n" + rows)
+    data = load_posterior_data(str(tmp_path / "a.csv"), target="y")
     study = run_study(data, ["uniform"], [5], **SHORT)
     assert "Classes: 0 is '-1', 1 is '1'." in study.notes
     assert study.as_json()["classes"] == ["-1", "1"]
-
-
-@pytest.mark.parametrize(
-    ("text", "target", "model", "message"),
-    [
-        ("a,b,y\n1,,0\n2,3,1\n", "y", "auto", "Column 'b' has 1 missing value, the first in row 1"),
-        ("a,b,y\n1,NA,0\n2,nan,1\n", "y", "auto", "Column 'b' has 2 missing values"),
-        ("a,b,y\n1,x,0\n2,3,1\n", "y", "auto", "Column 'b' holds text \\('x' in row 1\\)"),
-        ("a,b,y\n1,5,0\n2,5,1\n", "y", "auto", "Column 'b' is constant \\(5\\)"),
-        ("a,y\n1,1\n2,1\n3,1\n4,1\n5,1\n", "y", "logistic", "one class only \\(1\\)"),
-        ("a,y\n1,1\n2,1\n3,1\n4,1\n5,1\n", "y", "auto", "one class only \\(1\\)"),
-        ("a,b\n1,1\n2,2\n", "price", "auto", "no column 'price' in .*; its columns are 'a', 'b'"),
-        ("a,b\n1,1\n2,2\n", None, "auto", "Name the target column"),
-        ("a,b\n1,1,4\n2,2\n", "b", "auto", "Line 2 .* has 3 fields"),
-        ("a,a\n1,1\n", "a", "auto", "names a column twice"),
-        ("a,b\n", "b", "auto", "at least one line of data"),
-        ("a,y\n1,0.5\n2,1\n3,2\n4,3\n5,1\n", "y", "poisson", "must hold counts"),
-        ("a,y\n1,red\n2,blue\n3,red\n", "y", "linear", "holds text \\('red'\\)"),
-        ("a,y\n1,0\n2,1\n3,2\n4,1\n5,0\n6,1\n", "y", "logistic", "3 different values"),
-        ("y\n1\n2\n", "y", "auto", "no column beside the target"),
-        ("a,y\n1,inf\n2,1\n3,2\n4,3\n5,1\n", "a", "bayes", "no model named 'bayes'"),
-    ],
-)
-def test_problems_of_a_csv_file_get_one_sentence(
-    tmp_path: Path, text: str, target: str | None, model: str, message: str
-) -> None:
-    with pytest.raises(InputError, match=message) as caught:
-        load_posterior_data(write(tmp_path / "a.csv", text), model, target)
-    assert "\n" not in str(caught.value)
-
-
-def test_files_that_are_not_there_or_not_data(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="There is no file"):
-        load_posterior_data(str(tmp_path / "none.csv"), target="y")
-    with pytest.raises(InputError, match="neither an embedded data set"):
-        load_posterior_data("iris")
-    (tmp_path / "bad.csv").write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(FileFormatError, match="not a CSV file"):
-        load_posterior_data(str(tmp_path / "bad.csv"), target="y")
-
-
-def test_parquet_streams_give_the_posterior_of_the_data_in_memory(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    import pyarrow
-    from pyarrow import parquet
-
-    x = torch.randn(500, 3, generator=torch.Generator().manual_seed(0), dtype=DOUBLE)
-    y = (x[:, 0] > 0).double()
-    columns = {f"x{i}": x[:, i].numpy() for i in range(3)} | {"y": y.numpy()}
-    parquet.write_table(pyarrow.table(columns), tmp_path / "data.parquet")
-    stream, memory = ParquetData(tmp_path / "data.parquet", "y", batch_size=64), Rows(x, y)
-    first, second = (fit_gaussian(LogisticRegression(3), data) for data in (stream, memory))
-    torch.testing.assert_close(first.mean, second.mean)
-    indices = torch.tensor([400, 3, 77])
-    torch.testing.assert_close(stream.rows(indices)[0], x[indices])
-    loaded = load_posterior_data(str(tmp_path / "data.parquet"), target="y")
-    assert loaded.model_name == "logistic"
-    with pytest.raises(InputError, match="no column 'z'"):
-        ParquetData(tmp_path / "data.parquet", "z")
-    (tmp_path / "bad.parquet").write_text("no")
-    with pytest.raises(FileFormatError, match="not a Parquet file"):
-        ParquetData(tmp_path / "bad.parquet", "y")
-
-
-# --- the study and the command ---------------------------------------------------------------------
 
 
 def test_a_study_measures_every_method_and_size(tmp_path: Path) -> None:
@@ -203,19 +88,8 @@ def test_a_study_goes_on_where_it_was_stopped_and_survives_a_failure(
 def test_the_command_prints_a_table_and_json(tmp_path: Path) -> None:
     app = typer.Typer()
     app.command()(posterior)
-    common = [
-        "--data",
-        "synthetic",
-        "--model",
-        "linear",
-        "--points",
-        "100",
-        "--dimension",
-        "2",
-        "--methods",
-        "moments,uniform",
-    ]
-    common += ["--sizes", "4", "--draws", "60", "--cache", str(tmp_path / "cache")]
+    words = "--data synthetic --model linear --points 100 --dimension 2 --methods moments,uniform --sizes 4 --draws 60"
+    common = [*words.split(), "--cache", str(tmp_path / "cache")]
     table = CliRunner().invoke(app, [*common, "--jobs", "1", "--out", str(tmp_path / "out")])
     assert table.exit_code == 0, table.output
     assert "noise floor" in table.output
