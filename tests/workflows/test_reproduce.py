@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from browser import find_chromium, visit
 from small import Invoke
 from typer.testing import CliRunner
 
@@ -160,6 +161,27 @@ def test_the_page_is_complete_and_its_numbers_lead_to_their_cells(finished: tupl
     assert judged
     assert all(f">{100 * metrics['ensemble']['accuracy']:.1f}</a></td>" in page for metrics in judged)
     assert "| cifar10 | 10 | sigma=0.01 | bpc-cd | cd as published, cold | 50.18 ± 0.5 |" in tables
+
+
+LOOK = """(() => {
+  const wide = document.documentElement, link = document.querySelector(".worse a, .better a")
+  const details = document.getElementById(link.hash.slice(1)).closest("details"), before = details.open
+  link.click()
+  return [wide.scrollWidth - wide.clientWidth, before, details.open, getComputedStyle(link).color]
+})()"""
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed (Debian: apt-get install chromium)")
+@pytest.mark.parametrize("width", [1440, 390])
+def test_a_browser_shows_the_page_within_its_width_and_opens_the_cell_of_a_number(
+    finished: tuple[Path, Any], tmp_path: Path, width: int
+) -> None:
+    out, _ = finished
+    seen = visit(out / "index.html", tmp_path / "profile", LOOK, width)
+    overflow, before, after, colour = seen.answer
+    assert seen.problems == []
+    assert (overflow, before, after) == (0, False, True)
+    assert colour in ("rgb(25, 105, 44)", "rgb(179, 38, 30)")  # ahead, behind
 
 
 def test_what_is_done_is_not_done_again(finished: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
