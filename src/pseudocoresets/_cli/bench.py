@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import torch
 import typer
@@ -19,9 +19,12 @@ from pseudocoresets.workflows.bench import Measurement, run_bench
 from pseudocoresets.workflows.bench_methods import Cost, MethodCost, bench_methods
 from pseudocoresets.workflows.bench_networks import NetworkCost, bench_networks
 from pseudocoresets.workflows.bench_plot import save_bench_plot
+from pseudocoresets.workflows.cells import as_text
 
+Row = TypeVar("Row", Measurement, MethodCost, NetworkCost)
 SIZES = "1,10,50"
 METHOD_COLUMNS = ("", "ms/update", "peak MB", "published loop ms", "times faster", "its MB", "paper s", "paper GB")
+COLUMNS = ("", "unit", "ours", "reference", "ratio", "floor", "of floor", "host", "peak MiB", "warm-up s")
 NETWORK_COLUMNS = ("", "ms", "plain ms", "times faster", "GFLOP", "in proportion ms", "of that", "of today's")
 NOTE = (
     "An update is one of the images; each row's sides ran in processes of their own. The paper's seconds are of its "
@@ -73,21 +76,28 @@ def bench(
         return
     if ipc is not None:
         raise InputError("--ipc goes with --methods, such as --methods all.")
-    rows: list[Measurement] = []
-    for measurement in run_bench(where, place.backend, alone):
-        rows.append(measurement)
-        say(f"{measurement.what}: {measurement.ours:.4g} {measurement.unit}")
-        if out is not None:
-            write_json(out, _document(name, rows))
+    rows, document = _gathered(
+        run_bench(where, place.backend, alone), lambda row: f"{row.what}: {row.ours:.4g} {row.unit}", name, out
+    )
     if json:
-        print_json(_document(name, rows))
+        print_json(document)
     else:
-        columns = ["", "unit", "ours", "reference", "ratio", "floor", "of floor", "host", "peak MiB", "warm-up s"]
-        print_table(f"{name}, torch {torch.__version__}", columns, [_cells(row) for row in rows])
+        print_table(f"{name}, torch {torch.__version__}", COLUMNS, [_cells(row) for row in rows])
 
 
-def _document(name: str, rows: list[Measurement]) -> dict[str, object]:
-    return {"device": name, "torch": torch.__version__, "rows": [row.as_json() for row in rows]}
+def _gathered(
+    found: Iterable[Row], line: Callable[[Row], str], name: str, out: Path | None, **about: str
+) -> tuple[list[Row], dict[str, Any]]:
+    """All rows and their document, which is written to ``out`` after each; ``line`` says a row on standard error."""
+    rows: list[Row] = []
+    document: dict[str, Any] = {"device": name, "torch": torch.__version__, **about, "rows": []}
+    for row in found:
+        rows.append(row)
+        document["rows"].append(row.as_json())
+        say(line(row))
+        if out is not None:
+            write_json(out, document)
+    return rows, document
 
 
 def _cells(row: Measurement) -> list[str]:
@@ -98,29 +108,20 @@ def _cells(row: Measurement) -> list[str]:
         row.what,
         row.unit,
         f"{row.ours:,.4g}",
-        "" if row.reference is None else f"{row.reference:,.4g}",
-        "" if row.ratio is None else f"{row.ratio:.1f} x",
-        "" if row.floor is None else f"{row.floor:,.4g}",
-        "" if reached is None else f"{100 * reached:.0f} %",
-        "" if row.host is None else f"{row.host:,.3g}",
-        "" if row.peak_memory is None else f"{row.peak_memory / 2**20:,.0f}",
-        "" if row.warm_up_seconds is None else f"{row.warm_up_seconds:.1f}",
+        as_text(row.reference, ",.4g"),
+        as_text(row.ratio, ".1f", " x"),
+        as_text(row.floor, ",.4g"),
+        as_text(reached, ".0f", " %", 100),
+        as_text(row.host, ",.3g"),
+        as_text(row.peak_memory, ",.0f", factor=2**-20),
+        as_text(row.warm_up_seconds, ".1f"),
     ]
 
 
 def _show_networks(found: Iterable[NetworkCost], name: str, out: Path | None, json: bool) -> None:
-    rows: list[NetworkCost] = []
-
-    def document() -> dict[str, object]:
-        return {"device": name, "torch": torch.__version__, "rows": [row.as_json() for row in rows]}
-
-    for row in found:
-        rows.append(row)
-        say(f"{row.case}: {row.ours:.4g} ms, plain {row.plain:.4g} ms")
-        if out is not None:
-            write_json(out, document())
+    rows, document = _gathered(found, lambda row: f"{row.case}: {row.ours:.4g} ms, plain {row.plain:.4g} ms", name, out)
     if json:
-        print_json(document())
+        print_json(document)
     else:
         title = f"{name}, torch {torch.__version__}: an iteration on {rows[0].images} images"
         print_table(title, NETWORK_COLUMNS, [_network_cells(row) for row in rows])
@@ -133,9 +134,9 @@ def _network_cells(row: NetworkCost) -> list[str]:
         f"{row.plain:,.4g}",
         f"{row.times_faster:.1f} x",
         f"{row.gflop:,.4g}",
-        "" if row.in_proportion is None else f"{row.in_proportion:,.4g}",
-        "" if row.of_proportion is None else f"{row.of_proportion:.2f}",
-        "" if row.of_proportion_today is None else f"{row.of_proportion_today:.2f}",
+        as_text(row.in_proportion, ",.4g"),
+        as_text(row.of_proportion, ".2f"),
+        as_text(row.of_proportion_today, ".2f"),
     ]
 
 
@@ -143,16 +144,15 @@ def _show_methods(found: Iterable[MethodCost], name: str, out: Path | None, json
     """The efficiency table: a row for each method and size, written after each, and the plot at the end."""
     if out is not None:
         require_writable(out.with_suffix(".png"))
-    rows: list[MethodCost] = []
-    for row in found:
-        rows.append(row)
-        say(f"{row.method}, {row.ipc} image(s) per class: {row.failure or _milliseconds(row.ours)}")
-        if out is not None:
-            write_json(out, _method_document(name, rows))
+
+    def line(row: MethodCost) -> str:
+        return f"{row.method}, {row.ipc} image(s) per class: {row.failure or _milliseconds(row.ours)}"
+
+    rows, document = _gathered(found, line, name, out, note=NOTE)
     if out is not None:
         save_bench_plot(rows, name, out.with_suffix(".png"))
     if json:
-        print_json(_method_document(name, rows))
+        print_json(document)
     else:
         print_table(f"{name}, torch {torch.__version__}", METHOD_COLUMNS, [_method_cells(row) for row in rows], NOTE)
     if any(row.failure is not None for row in rows):
@@ -166,10 +166,6 @@ def _sizes(text: str) -> list[int]:
         raise InputError(f"--ipc takes whole numbers separated by commas, such as {SIZES}; got '{text}'.") from None
 
 
-def _method_document(name: str, rows: Sequence[MethodCost]) -> dict[str, object]:
-    return {"device": name, "torch": torch.__version__, "note": NOTE, "rows": [row.as_json() for row in rows]}
-
-
 def _method_cells(row: MethodCost) -> list[str]:
     title = f"{method_title(row.method, row.labels_learned)}, ipc {row.ipc}"
     if row.ours is None:
@@ -179,10 +175,10 @@ def _method_cells(row: MethodCost) -> list[str]:
         _milliseconds(row.ours, unit=""),
         _megabytes(row.ours),
         _milliseconds(row.published, unit=""),
-        "" if row.times_faster is None else f"{row.times_faster:.1f} x",
+        as_text(row.times_faster, ".1f", " x"),
         _megabytes(row.published),
-        "" if row.paper_seconds is None else f"{row.paper_seconds:g}",
-        "" if row.paper_memory_gb is None else f"{row.paper_memory_gb:.1f}",
+        as_text(row.paper_seconds, "g"),
+        as_text(row.paper_memory_gb, ".1f"),
     ]
 
 

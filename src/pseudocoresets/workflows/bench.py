@@ -367,7 +367,7 @@ def construction_iteration(
     experts: Experts | None = None,
     learn_weights: bool = False,
 ) -> Callable[[], None]:
-    """One iteration of a construction, to be called again and again; random experts where none are given."""
+    """One iteration of a construction by ``method``; random experts where none are given."""
     settings = ConstructionSettings(ipc=ipc, learning_rate=1e-3)
     start = real_coreset(data, settings, network.spec, "bench")
     learner = Learner(Parameterisation(start.points, learn_weights=learn_weights), method, settings, device)
@@ -378,6 +378,11 @@ def construction_iteration(
         augmentation=backend.augmentation(dsa(flippable=True), network.spec.shape),
         backend=backend,
     )
+    return iterating(learner, method, problem, device)
+
+
+def iterating(learner: Learner, method: GradientMethod, problem: Problem, device: torch.device) -> Callable[[], None]:
+    """An iteration of a construction, to be called again and again."""
     randomness = Randomness.for_purpose(0, "bench", device=device)
 
     def iteration() -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import multiprocessing
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -30,7 +29,6 @@ from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import ImageTask, real_coreset
 from pseudocoresets.core.devices import PeakMemory, resolve_device, threads_for
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data.augmentation import dsa
 from pseudocoresets.evaluation.paper import paper_cost
 from pseudocoresets.methods import (
@@ -44,7 +42,7 @@ from pseudocoresets.methods import (
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.networks import Network, build_network
 from pseudocoresets.sources.experts import Experts, ExpertSettings
-from pseudocoresets.workflows.bench import CPU, GPU, NOTHING, Scale, synthetic_data
+from pseudocoresets.workflows.bench import CPU, GPU, NOTHING, Scale, iterating, seconds_of, synthetic_data
 from pseudocoresets.workflows.cells import reason
 from pseudocoresets.workflows.published_loops import PUBLISHED_LOOPS, REAL_BATCH, WATCHED
 
@@ -203,13 +201,7 @@ def _own_step(cell: MethodCell, method: GradientMethod, device: torch.device) ->
     start = real_coreset(data, settings, network.spec, cell.method)
     learner = Learner(task.parameterisation(start, method, settings), method, settings, device)
     problem = task.problem(settings, device, choose_backend(device, cell.precision))
-    randomness = Randomness.for_purpose(0, "bench", device=device)
-
-    def step() -> None:
-        randomness.reseed(0, "bench", learner.iteration)
-        learner.step(method, problem, randomness)
-
-    return step
+    return iterating(learner, method, problem, device)
 
 
 def _experts(network: Network, method: GradientMethod) -> Experts:
@@ -238,19 +230,10 @@ def _training(method: GradientMethod) -> dict[str, int]:
 def _cost(step: Callable[[], None], cycle: int, device: torch.device) -> Cost:
     """Median seconds of an update over groups of whole cycles, after one of warm-up; one is enough where it is long."""
     with PeakMemory(device) as memory:
-        _timed(step, cycle, device)
-        once = _timed(step, cycle, device)
+        seconds_of(step, device, cycle, warm_ups=0)
+        once = cycle * seconds_of(step, device, cycle, warm_ups=0)
         cycles = max(1, math.ceil(GROUP_SECONDS / once))
         groups = max(1, min(MOST_GROUPS, int(MEASURED_SECONDS / (cycles * once))))
         again = range(0 if once > MEASURED_SECONDS else groups)
-        times = [_timed(step, cycles * cycle, device) for _ in again] or [once]
-    return Cost(statistics.median(times) / (cycles * cycle), memory.bytes)
-
-
-def _timed(step: Callable[[], None], count: int, device: torch.device) -> float:
-    began = time.perf_counter()
-    for _ in range(count):
-        step()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began
+        times = [seconds_of(step, device, cycles * cycle, warm_ups=0) for _ in again] or [once / cycle]
+    return Cost(statistics.median(times), memory.bytes)

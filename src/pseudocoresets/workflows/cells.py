@@ -150,6 +150,11 @@ def as_number(value: float | None) -> float:
     return math.nan if value is None else value
 
 
+def as_text(value: float | None, form: str, unit: str = "", factor: float = 1.0) -> str:
+    """A number of a table; nothing where there is none."""
+    return "" if value is None else f"{factor * value:{form}}{unit}"
+
+
 def reason(error: Exception) -> str:
     """The library's own sentence, or the name and first line of what was not foreseen."""
     if isinstance(error, PseudocoresetsError):

@@ -30,7 +30,7 @@ from pseudocoresets.methods import build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS, require_class_size
 from pseudocoresets.models.networks import Network
 from pseudocoresets.sources.experts import Experts, train_block
-from pseudocoresets.workflows.cells import Cell, Document, Outcome, as_number, markdown_table, run_cells
+from pseudocoresets.workflows.cells import Cell, Document, Outcome, as_number, as_text, markdown_table, run_cells
 from pseudocoresets.workflows.construct import WorkFiles, construct_plan, write_log
 from pseudocoresets.workflows.estimate import require_feasible
 from pseudocoresets.workflows.evaluate import judge, judge_control
@@ -78,15 +78,15 @@ class Row:
         if self.metrics is None or self.gain is None:
             return [self.method, "failed", *[""] * (len(COLUMNS) - 2)]
         scores = [metric.spread(self.metrics[name].mean, self.metrics[name].std) for name, metric in METRICS.items()]
-        paper = [_text(self.paper_accuracy, 100, 1), _text(self.paper_nll, 1, 2)]
+        paper = [as_text(self.paper_accuracy, ".1f", factor=100), as_text(self.paper_nll, ".2f")]
         return [
             method_title(self.method, self.labels_learned, self.formation),
             *scores,
             f"{100 * self.gain['accuracy']:+.1f}",
             ", ".join(filter(None, paper)),
-            _text(self.seconds_per_iteration, 1, 3),
-            _text(self.seconds, 1, 0),
-            _text(self.peak_memory, 2**-20, 0),
+            as_text(self.seconds_per_iteration, ".3f"),
+            as_text(self.seconds, ".0f"),
+            as_text(self.peak_memory, ".0f", factor=2**-20),
         ]
 
 
@@ -387,7 +387,3 @@ def _mean(cells: Mapping[int, Document], name: str) -> float | None:
     """Over the cells that have it; the control has no cost, and a selection of real images takes no iterations."""
     found = [cell[name] for cell in cells.values() if cell.get(name)]
     return statistics.fmean(found) if found else None
-
-
-def _text(value: float | None, scale: float, digits: int) -> str:
-    return "" if value is None else f"{scale * value:.{digits}f}"

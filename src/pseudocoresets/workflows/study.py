@@ -30,7 +30,7 @@ from pseudocoresets.methods import METHODS, build_method
 from pseudocoresets.sources.gaussian_fit import GaussianFit
 from pseudocoresets.sources.large import gaussian_reference, large_fit
 from pseudocoresets.sources.reference import ReferenceRun, reference_posterior, require_agreement
-from pseudocoresets.workflows.cells import Cell, Document, Outcome, as_number, run_cells
+from pseudocoresets.workflows.cells import Cell, Document, Outcome, as_number, as_text, run_cells
 from pseudocoresets.workflows.parallel import processes, require_sendable
 
 CHAINS = 4
@@ -322,15 +322,11 @@ def _numbers(distances: Distances) -> list[str]:
     first = (distances.kl_full_coreset, distances.kl_by_draws, distances.kl_coreset_full)
     second = (distances.mean_error, distances.deviation_error, distances.sliced_wasserstein)
     return [
-        *(_text(value, ".2g") for value in first),
-        _text(distances.pareto_k, ".1f"),
-        *(_text(value, ".2g") for value in second),
-        _text(distances.held_out_log_likelihood, ".4f"),
+        *(as_text(value, ".2g") for value in first),
+        as_text(distances.pareto_k, ".1f"),
+        *(as_text(value, ".2g") for value in second),
+        as_text(distances.held_out_log_likelihood, ".4f"),
     ]
-
-
-def _text(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
 
 
 def _label(cell: Cell) -> str:
