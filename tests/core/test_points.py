@@ -36,6 +36,10 @@ def test_rows_in_double_precision_are_not_copied() -> None:
     [
         (np.ones((3, 2)), np.ones(2), "as many targets as points"),
         (np.ones(3), np.ones(3), r"x \(n, features\)"),
+        (np.ones((3, 0)), np.ones(3), r"x \(n, features\)"),
+        (np.ones((1, 1)) * 1j, np.ones(1), "x must hold real numbers"),
+        (torch.ones(1, 1), torch.ones(1) * 1j, "y must hold real numbers"),
+        (np.full((1, 1), -1e200), np.ones(1), r"x holds a value of size 1e\+200; use units"),
         (np.array([["a"]]), np.ones(1), "x must be a tensor or an array of numbers"),
         (np.ones((1, 1)), np.array([np.inf]), "y holds a value that is not finite"),
     ],

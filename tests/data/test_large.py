@@ -17,7 +17,7 @@ from pseudocoresets.core.points import Rows, sum_over
 from pseudocoresets.data import large
 from pseudocoresets.data.large import LargeRows, is_large, load_large_data
 from pseudocoresets.data.tables import PosteriorData
-from pseudocoresets.models import LogisticRegression
+from pseudocoresets.models import LogisticRegression, SoftmaxRegression
 from pseudocoresets.models.named import build_model
 from pseudocoresets.sources.gaussian_fit import GaussianFit, expected_log_joint, fit_gaussian
 from pseudocoresets.sources.large import agreement, gaussian_reference, large_fit
@@ -100,6 +100,16 @@ def test_other_values_in_the_same_file_are_other_data(
     assert rows_of(other).fingerprint != rows_of(loaded).fingerprint
     first, second = (sum_over(rows_of(each), partial(_scaled, 1.0))[0] for each in (loaded, other))
     assert not torch.equal(first, second)
+
+
+def test_a_model_has_classes_that_no_row_in_memory_is_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_parts(monkeypatch)
+    monkeypatch.setattr(large, "SOME_ROWS", 20)
+    y = np.arange(ROWS) % 2
+    y[-1] = 2
+    data = load_large_data(str(write_parts(tmp_path / "table", y=y)), target="y")
+    assert 2 not in rows_of(data).some.y
+    assert data.model == SoftmaxRegression(FEATURES + 1, 3)
 
 
 @pytest.mark.parametrize("target", ["linear", "softmax", "text"])

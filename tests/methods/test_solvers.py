@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.gaussian import kl_divergence
+from pseudocoresets.core.errors import DivergenceError, InputError
+from pseudocoresets.core.gaussian import Gaussian, kl_divergence
 from pseudocoresets.core.points import Points, Rows
 from pseudocoresets.methods import (
     METHODS,
@@ -257,6 +257,37 @@ def test_non_negative_least_squares_meets_its_optimality_conditions() -> None:
     assert bool((weights >= 0).all())
     assert bool((slope > -1e-6).all())
     assert float((slope * weights).abs().max()) < 1e-6
+
+
+def test_weights_of_points_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(DivergenceError, match="not finite"):
+        non_negative_least_squares(torch.full((2, 2), torch.nan, dtype=DOUBLE), torch.ones(2, dtype=DOUBLE))
+
+
+@pytest.mark.parametrize("name", ["frank-wolfe", "giga", "a-iht", "quasi-newton"])
+def test_points_that_say_nothing(name: str) -> None:
+    """Features of zero: all coresets have the full posterior, and none is nearest."""
+    problem = row_problem(LogisticRegression(2), Rows(torch.zeros(9, 2), torch.arange(9) % 2))
+    if name == "quasi-newton":
+        assert len(solve(name, problem, 3)) == 3
+    else:
+        with pytest.raises(DivergenceError, match="constant"):
+            solve(name, problem, 3)
+
+
+def test_draws_that_a_model_calls_impossible_are_left_out_of_its_vectors() -> None:
+    def likelihood(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        scale = theta[..., :1]
+        return torch.where(scale > 0, -0.5 * (y / scale).square() - scale.abs().log(), -torch.inf)
+
+    model = FunctionModel(likelihood, lambda theta: -0.5 * theta.square().sum(-1), 1)
+    near = Gaussian(torch.ones(1, dtype=DOUBLE), torch.ones(1, 1, dtype=DOUBLE))
+    x, y = torch.ones(5, 1, dtype=DOUBLE), normal(5, seed=6)
+    vectors = likelihood_vectors(model, near, x, y)
+    assert bool(vectors.squared_norms.isfinite().all())
+    never = FunctionModel(lambda theta, x, y: likelihood(0 * theta, x, y), lambda theta: theta.sum(-1), 1)
+    with pytest.raises(DivergenceError, match="log sigma instead of sigma"):
+        likelihood_vectors(never, near, x, y)
 
 
 @pytest.mark.parametrize("method", [FrankWolfe(refit=False), Giga(refit=False)], ids=["frank-wolfe", "giga"])

@@ -31,6 +31,9 @@ class FullData(Protocol):
         ...
 
 
+LARGEST_VALUE = 1e30
+"""Squares of larger ones, and their sums and products, leave the range of numbers."""
+
 BatchFunction: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """Of a batch of points and targets; what is wanted is its sum over all batches."""
 
@@ -133,7 +136,7 @@ class Rows:
             object.__setattr__(self, "columns", column_names(self.x))
         x, y = _numbers(self.x, "x"), _numbers(self.y, "y")
         y = y.squeeze(1) if y.ndim == 2 and y.shape[1] == 1 else y
-        if x.ndim != 2 or not 1 <= y.ndim <= 2:
+        if x.ndim != 2 or not x.shape[1] or not 1 <= y.ndim <= 2:
             raise InputError(
                 f"Rows need points x (n, features) and targets y (n,); got {tuple(x.shape)} and {tuple(y.shape)}."
             )
@@ -178,6 +181,8 @@ def random_positions(data_size: int, size: int, randomness: Randomness) -> Tenso
 
 def _numbers(values: Any, name: str) -> Tensor:
     """Numbers in double precision, without a copy where they are that already."""
+    if np.iscomplexobj(values) or (isinstance(values, Tensor) and values.is_complex()):
+        raise InputError(f"{name} must hold real numbers; got complex ones.")
     try:
         held = values if isinstance(values, Tensor) else np.require(values, np.float64, ["W"])
         numbers = torch.as_tensor(held, dtype=torch.float64)
@@ -185,6 +190,10 @@ def _numbers(values: Any, name: str) -> Tensor:
         raise InputError(f"{name} must be a tensor or an array of numbers ({error}).") from None
     if not bool(torch.isfinite(numbers).all()):
         raise InputError(f"{name} holds a value that is not finite; remove that row.")
+    if numbers.numel() and (largest := float(numbers.abs().max())) > LARGEST_VALUE:
+        raise InputError(
+            f"{name} holds a value of size {largest:g}; use units in which none is above {LARGEST_VALUE:g}."
+        )
     return numbers
 
 

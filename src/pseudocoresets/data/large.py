@@ -39,7 +39,8 @@ from pseudocoresets.data.tables import (
     class_name,
     import_parquet,
 )
-from pseudocoresets.models.glm import LinearRegression
+from pseudocoresets.models.expectation import SmoothModel
+from pseudocoresets.models.glm import LinearRegression, SoftmaxRegression
 from pseudocoresets.models.named import build_model
 
 Array: TypeAlias = NDArray[Any]
@@ -95,7 +96,11 @@ def load_large_data(
     prepared = whole.preparation(table, name)
     held_out, some = (prepared.rows_of(table, found, kind) for kind in ("held_out", "some"))
     rows = LargeRows(PartReader(table, prepared, tuple(each.content for each in found)), Rows(*some), mapper, store)
-    built = build_model(name, rows.some, prior_scale)
+    built: SmoothModel
+    if name == "softmax":  # some rows may not be of all classes
+        built = SoftmaxRegression(rows.some.x.shape[1], len(prepared.classes), prior_scale)
+    else:
+        built = build_model(name, rows.some, prior_scale)
     if isinstance(built, LinearRegression):
         built = replace(built, noise_scale=max(1e-6, whole.residual_deviation()))
     classes = tuple(map(class_name, prepared.classes))

@@ -62,6 +62,12 @@ def as_probabilities(y: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
     return F.one_hot(y.long(), classes).to(dtype) if y.ndim == 1 else y
 
 
+def require_one_target(y: Tensor) -> None:
+    """Refuse several targets per row."""
+    if y.ndim != 1:
+        raise InputError(f"The model takes one target per row; got targets of shape {tuple(y.shape)}.")
+
+
 def require_labels(y: Tensor, whose: str) -> None:
     """Refuse what is not between 0 and 1."""
     if bool(((y < 0) | (y > 1)).any()):
@@ -103,6 +109,7 @@ class LinearPredictorModel(NormalPrior, ABC):
 
     def check_data(self, x: Tensor, y: Tensor) -> None:
         require_features(x, self.features)
+        require_one_target(y)
 
     @abstractmethod
     def log_density(self, eta: Tensor, y: Tensor) -> Tensor:

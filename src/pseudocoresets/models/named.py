@@ -15,7 +15,13 @@ from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.targets import all_points
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.models.gaussian_mean import GaussianMean
-from pseudocoresets.models.glm import LinearRegression, LogisticRegression, PoissonRegression, SoftmaxRegression
+from pseudocoresets.models.glm import (
+    LinearRegression,
+    LogisticRegression,
+    PoissonRegression,
+    SoftmaxRegression,
+    require_one_target,
+)
 from pseudocoresets.models.regression import (
     Family,
     GaussianRegression,
@@ -36,6 +42,7 @@ def _gaussian_mean(x: Tensor, y: Tensor, prior_scale: float) -> SmoothModel:
 
 def _linear(x: Tensor, y: Tensor, prior_scale: float) -> SmoothModel:
     """With the noise of the least-squares fit."""
+    require_one_target(y)
     residual = y - x @ torch.linalg.lstsq(x, y[:, None], driver="gelsd").solution[:, 0]
     noise = math.sqrt(float(residual @ residual) / max(1, len(y) - x.shape[1]))
     return LinearRegression(x.shape[1], prior_scale, noise_scale=max(noise, 1e-6))
@@ -50,7 +57,14 @@ def _ordinal(x: Tensor, y: Tensor, prior_scale: float) -> SmoothModel:
 
 
 def _classes(y: Tensor) -> int:
-    return y.shape[1] if y.ndim == 2 else max(2, int(y.max()) + 1)
+    """How many there are; numbered 0, 1, ..., so that the model has none that no row is of."""
+    if y.ndim == 2:
+        return y.shape[1]
+    classes = max(2, int(y.max()) + 1)
+    unseen = set(range(min(classes, len(y) + 1))) - set(y.tolist())
+    if unseen and bool((y == y.round()).all()):
+        raise InputError(f"Classes and levels are numbered 0, 1, ... without a gap; no row is of {min(unseen)}.")
+    return classes
 
 
 def _random_intercepts(x: Tensor, y: Tensor, prior_scale: float, family: Family) -> SmoothModel:

@@ -26,6 +26,7 @@ from pseudocoresets.models.glm import (
     require_classes,
     require_counts,
     require_labels,
+    require_one_target,
 )
 from pseudocoresets.models.prior import NormalPrior
 
@@ -57,6 +58,7 @@ class ExtendedRegression(NormalPrior, AveragedOverNodes, ABC):
 
     def check_data(self, x: Tensor, y: Tensor) -> None:
         require_features(x, self.features)
+        require_one_target(y)
 
     @abstractmethod
     def log_density(self, eta: Tensor, extra: Tensor, y: Tensor) -> Tensor:
@@ -146,7 +148,7 @@ class OrdinalRegression(ExtendedRegression):
         return self.levels - 1
 
     def check_data(self, x: Tensor, y: Tensor) -> None:
-        super().check_data(x, y)
+        require_features(x, self.features)
         require_classes(y, self.levels, "Ordinal regression", "levels")
 
     def log_density(self, eta: Tensor, extra: Tensor, y: Tensor) -> Tensor:
@@ -173,7 +175,7 @@ class WeibullSurvival(ExtendedRegression):
     pseudo_target: ClassVar[TargetRange] = "positive"
 
     def check_data(self, x: Tensor, y: Tensor) -> None:
-        super().check_data(x, y)
+        require_features(x, self.features)
         if y.ndim != 2 or y.shape[1] != 2:
             raise InputError(
                 "Survival data need targets (n, 2): a time, and 1 for an event or 0 where it was censored; got "
@@ -219,7 +221,7 @@ class RandomIntercepts(ExtendedRegression):
         return 1 + self.groups + (self.family == "gaussian")
 
     def check_data(self, x: Tensor, y: Tensor) -> None:
-        require_features(x[:, :-1], self.features)
+        super().check_data(x[:, :-1], y)
         group = x[:, -1]
         if bool(((group < 0) | (group >= self.groups) | ((group - group.round()).abs() > 1e-6)).any()):
             raise InputError(f"The last column must hold groups 0 to {self.groups - 1}.")

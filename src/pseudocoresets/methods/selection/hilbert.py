@@ -94,7 +94,12 @@ class FrankWolfe(Solver):
         every, model = all_points(full_data(problem)), smooth_model(problem)
         vectors = likelihood_vectors(model, nearest_gaussian(problem), every.x, every.y, seed=seed)
         current = _Sum(vectors, len(every))
-        self._choose(current, size)
+        if current.target_norm > 0:
+            self._choose(current, size)
+        if not current.weights:
+            raise DivergenceError(
+                "The full log-likelihood is constant under the approximation: nothing can be matched."
+            )
         return _gather(problem, current, self.refit)
 
     def _choose(self, current: _Sum, size: int) -> None:
@@ -130,10 +135,6 @@ class Giga(FrankWolfe):
     name: ClassVar[str] = "giga"
 
     def _choose(self, current: _Sum, size: int) -> None:
-        if current.target_norm == 0:
-            raise DivergenceError(
-                "The full log-likelihood is constant under the approximation: nothing can be matched."
-            )
         towards = current.with_target * current.inverse_norms / current.target_norm
         for _ in range(size):
             norm = math.sqrt(max(current.squared_norm, 0.0)) or 1.0

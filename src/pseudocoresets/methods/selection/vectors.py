@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.seeds import generator_for
 from pseudocoresets.models.expectation import SmoothModel
@@ -118,4 +119,10 @@ def likelihood_vectors(
             return ExplicitVectors(model.likelihood_vectors(q, x))
         theta = q.sample(samples, generator_for(seed, "likelihood vectors"))
         values = model.log_likelihood(theta, x, y)
-        return ExplicitVectors(((values - values.mean(0)) / (samples - 1) ** 0.5).T.contiguous())
+        values = values[values.isfinite().all(1)]
+        if len(values) < 2:
+            raise DivergenceError(
+                "The log-likelihood is finite almost nowhere near its mode; let every parameter take any real value, "
+                "such as log sigma instead of sigma."
+            )
+        return ExplicitVectors(((values - values.mean(0)) / (len(values) - 1) ** 0.5).T.contiguous())

@@ -42,7 +42,9 @@ def non_negative_least_squares(gram: Tensor, product: Tensor, damping: float = 1
             continue
     else:
         raise DivergenceError("The chosen points' likelihoods are not finite.")
-    right = solve_triangular(factor, (scale * product).numpy(), trans="T")
+    right = solve_triangular(factor, (scale * product).numpy(), trans="T", check_finite=False)
+    if not (np.isfinite(factor).all() and np.isfinite(right).all()):  # which would end the process in nnls
+        raise DivergenceError("The chosen points' likelihoods are not finite.")
     solution, _ = nnls(factor, right, maxiter=50 * len(scaled))
     return scale * torch.from_numpy(solution)
 
@@ -189,7 +191,7 @@ class QuasiNewton(Solver):
             vectors = search.vectors()
             gram = vectors.gram(search.indices, search.indices)
             slope = vectors.with_sum(ones)[search.indices] - gram @ search.weights
-            damping = self.damping * gram.diagonal().mean() * torch.eye(size, dtype=torch.float64)
+            damping = (self.damping * gram.diagonal().mean()).clamp_min(1e-300) * torch.eye(size, dtype=torch.float64)
             wanted = search.weights + torch.linalg.solve(gram + damping, slope)
             if not search.step(wanted.clamp_min(0)):
                 break
