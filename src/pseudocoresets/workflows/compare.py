@@ -18,16 +18,14 @@ from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.mapping import Mapper, in_this_process
-from pseudocoresets.core.progress import Job
-from pseudocoresets.core.progress import Stage as ProgressStage
+from pseudocoresets.core.progress import Job, Stage
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.evaluation import METRICS, Summary
 from pseudocoresets.evaluation.paper import paper_figure
 from pseudocoresets.evaluation.report import method_title
 from pseudocoresets.inference.settings import SamplingSettings
-from pseudocoresets.methods import build_gradient_method
-from pseudocoresets.methods.selection import SELECTIONS, require_class_size
+from pseudocoresets.methods.selection import require_class_size
 from pseudocoresets.models.networks import Network
 from pseudocoresets.sources.experts import Experts, train_block
 from pseudocoresets.workflows.cells import Cell, Document, Outcome, as_number, as_text, markdown_table, run_cells
@@ -36,7 +34,7 @@ from pseudocoresets.workflows.estimate import require_feasible
 from pseudocoresets.workflows.evaluate import judge, judge_control
 from pseudocoresets.workflows.outputs import require_same_request
 from pseudocoresets.workflows.place import Workplace, workplace
-from pseudocoresets.workflows.plan import Plan, Stage
+from pseudocoresets.workflows.plan import Plan
 from pseudocoresets.workflows.run import experts_for, spread_experts, stages_of
 
 CONTROL = "random real images (control)"
@@ -196,16 +194,16 @@ def _with_controls(plans: Mapping[str, Plan]) -> dict[str, Plan]:
     return found
 
 
-def _stages(plans: Mapping[str, Plan], seeds: Sequence[int], data: Dataset) -> list[ProgressStage]:
+def _stages(plans: Mapping[str, Plan], seeds: Sequence[int], data: Dataset) -> list[Stage]:
     """What a comparison will do in one process: experts, and then every cell."""
-    stages: list[ProgressStage] = []
+    stages: list[Stage] = []
     for name, plan in plans.items():
         parts = {part.name: part for part in stages_of(plan, data)}
         if EXPERTS in parts and not (stages and stages[0].name == EXPERTS):
             stages.insert(0, parts[EXPERTS])
         own = [parts["control"]] if name.startswith(CONTROL_CELL) else [parts["construct"], parts["posterior"]]
         work, tasks = sum(part.work for part in own), sum(part.tasks for part in own)
-        stages += [ProgressStage(_title(Cell(name, plan.construction.ipc, seed)), work, tasks) for seed in seeds]
+        stages += [Stage(_title(Cell(name, plan.construction.ipc, seed)), work, tasks) for seed in seeds]
     return stages
 
 
@@ -333,7 +331,6 @@ class _ImageJudge:
     def _identity(self, plan: Plan) -> Document:
         """The plan, and the content of what it names: other images in the same folder are other data."""
         experts = self.experts if plan.needs_experts() else None
-        stages: tuple[Plan | Stage, ...] = (*plan.before, plan)
         return {
             "plan": plan.as_json(),
             "content": {
@@ -341,16 +338,9 @@ class _ImageJudge:
                 "test data": self.data.test.fingerprint,
                 "network": self._network.fingerprint,
                 "experts": None if experts is None else experts.fingerprint,
-                "methods": fingerprint([_method(stage) for stage in stages]),
+                "methods": fingerprint([stage.implementation() for stage in plan.stages]),
             },
         }
-
-
-def _method(stage: Plan | Stage) -> object:
-    """What carries it out, whose code counts where it is the user's own."""
-    if stage.method in SELECTIONS:
-        return SELECTIONS[stage.method]
-    return build_gradient_method(stage.method, stage.method_options)
 
 
 def _method_row(name: str, plan: Plan, outcomes: Sequence[Outcome[Cell]], control: Mapping[int, Document]) -> Row:

@@ -24,7 +24,6 @@ from pseudocoresets.coreset import Coreset
 from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.dp import Budget
-from pseudocoresets.methods import build_gradient_method
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.networks import build_network
 from pseudocoresets.sources.experts import Experts, load_experts, require_experts_for
@@ -116,7 +115,7 @@ def _require_no_other_coreset(out: Path, plan: Plan) -> None:
     if settings:
         wanted |= {"settings": asdict(plan.construction)}
     if options and plan.method == found.method:
-        wanted |= {"options": build_gradient_method(plan.method, plan.method_options).options()}
+        wanted |= {"options": plan.stages[-1].gradient_method().options()}
     known = plan.defaults()
     defaults = {"settings": known["construction"], "options": known["method_options"]}
     require_same_request(out, recorded | {"settings": settings, "options": options}, wanted, defaults)
@@ -156,10 +155,10 @@ def construct_plan(
     )
     before, start = None, initial
     for number, stage in enumerate(plan.before if initial is None else (), 1):
-        method, checkpoint = build_gradient_method(stage.method, stage.method_options), files.checkpoint_before(number)
-        made = run(stage.method, method, stage.construction, checkpoint=checkpoint, initial=start)
+        checkpoint = files.checkpoint_before(number)
+        made = run(stage.method, stage.gradient_method(), stage.construction, checkpoint=checkpoint, initial=start)
         before, start = replace(made, before=before), made.coreset
-    method = build_gradient_method(plan.method, plan.method_options)
+    method = plan.stages[-1].gradient_method()
     made = run(plan.method, method, plan.construction, checkpoint=files.checkpoint, initial=start, watch=watch)
     return replace(made, before=before)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,7 @@ from pseudocoresets.dp import Budget
 from pseudocoresets.evaluation.calibration import require_unseen_by_starts
 from pseudocoresets.evaluation.report import CONTROL_DRAWS
 from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
-from pseudocoresets.methods import METHODS, build_gradient_method, method_options_from
+from pseudocoresets.methods import METHODS, GradientMethod, build_gradient_method, method_options_from
 from pseudocoresets.methods.renamed import present_name
 from pseudocoresets.methods.selection import SELECTIONS, selection_of_start
 from pseudocoresets.models.networks import require_network
@@ -30,11 +31,29 @@ SHARED_BY_STAGES = ("ipc", "seed", "initialisation", "formation", "augment", "mi
 
 @dataclass(frozen=True)
 class Stage:
-    """A construction that comes before another, which starts from its coreset."""
+    """One construction of a plan."""
 
     method: str
     method_options: Mapping[str, Any]
     construction: ConstructionSettings
+
+    @property
+    def learns(self) -> bool:
+        """Whether its points are learned, and not real images that are selected."""
+        return self.method not in SELECTIONS
+
+    def gradient_method(self) -> GradientMethod:
+        return build_gradient_method(self.method, self.method_options)
+
+    def implementation(self) -> object:
+        """What carries it out, whose code counts where it is the user's own."""
+        return self.gradient_method() if self.learns else SELECTIONS[self.method]
+
+    def passes(self) -> float:
+        """Of each point through the network, as far as the options of the method tell."""
+        options = self.gradient_method().options()
+        counts = [options.get(name) for name in ("chains", "steps", "unrolls")]
+        return self.construction.iterations * math.prod(count for count in counts if isinstance(count, int))
 
 
 @dataclass(frozen=True)
@@ -52,7 +71,7 @@ class Plan:
     method_options: Mapping[str, Any]
     control_draws: int = CONTROL_DRAWS
     before: tuple[Stage, ...] = ()
-    """In their order; each starts from the coreset of the one before it."""
+    """Constructions before the plan's own."""
     calibration: int = 0
     """Training images that choose how sure predictions should be; none where they stay as they are."""
 
@@ -67,18 +86,21 @@ class Plan:
         parts = {name: asdict(kind()) for name, kind in settings.items()}
         return {**parts, "method_options": options, "before": (), "calibration": 0}
 
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """All constructions in their order; each starts from the coreset of the one before it."""
+        return (*self.before, Stage(self.method, self.method_options, self.construction))
+
     def needs_experts(self) -> bool:
         """Whether its protocol, its method or one before draws from experts."""
         return self.protocol == "expert" or self.drawing_from_experts() is not None
 
     def drawing_from_experts(self) -> str | None:
         """The first of its selections and methods that draws from experts."""
-        stages: tuple[Stage | Plan, ...] = (*self.before, self)
-        first = stages[0].construction.initialisation
+        first = self.stages[0].construction.initialisation
         if selection_of_start(first).needs_experts:
             return first
-        learned = (stage for stage in stages if stage.method not in SELECTIONS)
-        drawing = (stage for stage in learned if build_gradient_method(stage.method, stage.method_options).needs_source)
+        drawing = (stage for stage in self.stages if stage.learns and stage.gradient_method().needs_source)
         return next((stage.method for stage in drawing), None)
 
     def with_seed(self, seed: int) -> Plan:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,8 +31,7 @@ from pseudocoresets.data import load_dataset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.evaluation import EvaluationReport
 from pseudocoresets.evaluation.report import control_coreset
-from pseudocoresets.methods import build_gradient_method
-from pseudocoresets.methods.selection import SELECTIONS, require_class_size
+from pseudocoresets.methods.selection import require_class_size
 from pseudocoresets.sources.experts import Experts, train_experts
 from pseudocoresets.workflows.construct import WorkFiles, construct_plan, write_log
 from pseudocoresets.workflows.estimate import require_feasible
@@ -41,7 +39,6 @@ from pseudocoresets.workflows.evaluate import judge, judge_control, judging_stag
 from pseudocoresets.workflows.outputs import require_same_request
 from pseudocoresets.workflows.place import Workplace, workplace
 from pseudocoresets.workflows.plan import Plan
-from pseudocoresets.workflows.plan import Stage as StageBefore
 
 ALONG = "along"
 """Holds the points as they were on the way."""
@@ -200,23 +197,15 @@ def _as_bytes(images: Tensor) -> Tensor:
 def stages_of(plan: Plan, data: Dataset) -> list[Stage]:
     """What a run will do; its work is counted in images that pass the network."""
     points = plan.construction.ipc * len(data.classes)
-    parts: list[Plan | StageBefore] = [*plan.before, plan]
-    learned = [each for each in parts if each.method not in SELECTIONS]
+    learned = [stage for stage in plan.stages if stage.learns]
     stages = [
-        Stage("construct", sum(points * _passes(each) for each in learned) + points, max(1, len(learned))),
+        Stage("construct", sum(points * stage.passes() for stage in learned) + points, max(1, len(learned))),
         *judging_stages(plan, data),
     ]
     stages.append(Stage("along", stages[1].work * (1 + WATCHED_PARTS) / plan.sampling.chains, 2 * (1 + WATCHED_PARTS)))
     if plan.needs_experts():
         stages.insert(0, Stage("experts", plan.expert_count * plan.experts.epochs * len(data.train)))
     return stages
-
-
-def _passes(stage: Plan | StageBefore) -> float:
-    """Passes of each point in a construction, as far as the options of its method tell."""
-    options = build_gradient_method(stage.method, stage.method_options).options()
-    counts = [options.get(name) for name in ("chains", "steps", "unrolls")]
-    return stage.construction.iterations * math.prod(count for count in counts if isinstance(count, int))
 
 
 @contextmanager

@@ -120,20 +120,13 @@ def _same(place: Place, cell: ReproductionCell) -> ReproductionCell:
     return cell
 
 
-def _shift(place: Place, cell: ReproductionCell) -> ReproductionCell:
-    return replace(cell, test="shift")
+def _judged_by(test: str) -> Callable[[Place, ReproductionCell], ReproductionCell]:
+    return lambda place, cell: replace(cell, test=test)
 
 
-def _attack(place: Place, cell: ReproductionCell) -> ReproductionCell:
-    return replace(cell, test="attack")
-
-
-def _cost(place: Place, cell: ReproductionCell) -> ReproductionCell:
-    return ReproductionCell(cell.made, test="cost")
-
-
-def _pictures(place: Place, cell: ReproductionCell) -> ReproductionCell:
-    return ReproductionCell(cell.made, test="pictures")
+def _unsampled(test: str) -> Callable[[Place, ReproductionCell], ReproductionCell]:
+    """What needs the coreset alone, by whatever protocol it is judged elsewhere."""
+    return lambda place, cell: ReproductionCell(cell.made, test=test)
 
 
 def _other_network(place: Place, cell: ReproductionCell) -> ReproductionCell | None:
@@ -195,10 +188,11 @@ _TABLES = (
     Table("calibration", "Calibration", ("ece", "brier"), _places("calibration"), _same,
           note="Of predictions as they are; those of our best method raised to the power that held-out images choose "
                "are in the cell's details."),
-    Table("shift", "Ten corruptions of CIFAR-10", ("accuracy", "nll"), _places("ood"), _shift, controlled=True,
-          note="Ours are means over the five severities; the paper does not name its own."),
-    Table("attack", "l-inf attacks", ("clean accuracy", "robust accuracy"), _places("adversarial"), _attack,
+    Table("shift", "Ten corruptions of CIFAR-10", ("accuracy", "nll"), _places("ood"), _judged_by("shift"),
           controlled=True,
+          note="Ours are means over the five severities; the paper does not name its own."),
+    Table("attack", "l-inf attacks", ("clean accuracy", "robust accuracy"), _places("adversarial"),
+          _judged_by("attack"), controlled=True,
           note="The paper names neither attack nor epsilon. Ours beside it is the attack in the manner of AutoAttack "
                "at 8/255, RobustBench's; the cell's details have PGD and smaller epsilons too."),
     Table("cross-architecture", "Coresets of ConvNet, judged by other networks", ("accuracy",),
@@ -212,10 +206,10 @@ _TABLES = (
     Table("condensation", "Dataset condensation", _JUDGED_AND_COST, _places("condensation"), _same, joined=True,
           note=_PROTOCOLS),
     Table("networks", "Six networks, each with its own coreset", ("accuracy",), _places("parameters"), _own_network),
-    Table("efficiency", "Memory and time of an iteration", _COST, _places("efficiency"), _cost,
+    Table("efficiency", "Memory and time of an iteration", _COST, _places("efficiency"), _unsampled("cost"),
           note="The paper's device is an RTX A6000. Ours is in the cell's details; memory is the peak of the process."),
-    Table("pictures", "Pictures of the coresets", (), _pictured, _pictures),
-    Table("memory-time", "Memory and time against images per class", _COST, _places("efficiency"), _cost),
+    Table("pictures", "Pictures of the coresets", (), _pictured, _unsampled("pictures")),
+    Table("memory-time", "Memory and time against images per class", _COST, _places("efficiency"), _unsampled("cost")),
 )  # fmt: skip
 TABLES: Registry[Table] = Registry("table", {table.name: table for table in _TABLES})
 """In the order of their worth for a reader who has time for a few."""

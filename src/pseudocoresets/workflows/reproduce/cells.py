@@ -20,7 +20,6 @@ ROLES = {
     "control": "random real images, as many, sampled in the same way",
     "starts": "no coreset: chains of zero steps from the same starts",
 }
-TESTS = ("clean", "shift", "attack", "cost", "pictures")
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,7 @@ class ReproductionCell:
     network: str | None = None
     """Another network than the one that the coreset was made for."""
     test: str = "clean"
+    """``clean``, ``shift``, ``attack``, ``cost`` or ``pictures``."""
 
     @property
     def slug(self) -> str:

@@ -21,7 +21,6 @@ from pseudocoresets.core.progress import Silent, task
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.data import find_entry
 from pseudocoresets.inference.settings import PROTOCOLS
-from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.workflows.cells import RESULT, Judge, Outcome, lost_cell, run_cells
 from pseudocoresets.workflows.place import Workplace
 from pseudocoresets.workflows.plan import Plan
@@ -153,8 +152,7 @@ def _training(plan: Plan) -> float:
 
 
 def _constructing(cell: ReproductionCell, plan: Plan, order: Order) -> float:
-    stages = [(stage.method, stage.construction.iterations) for stage in plan.before]
-    stages.append((plan.method, 0 if plan.method in SELECTIONS else plan.construction.iterations))
+    stages = [(stage.method, stage.construction.iterations) for stage in plan.stages if stage.learns]
     if VARIANTS[cell.made.variant].chooses_rate:
         stages.append((plan.method, len(order.scale.rates) * order.scale.rate_iterations))
     seconds = (DEARER.get(method, 1.0) * _pace(plan, method) * iterations for method, iterations in stages)
