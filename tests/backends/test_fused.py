@@ -64,6 +64,7 @@ def test_kernels_agree_with_autograd_when_interpreted() -> None:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences
     for differences in [found["features"], *found["chains"], *found["chains by autograd"], *found["run_chain"]]:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences
+    assert max(found["bfloat16"]) < 2  # two roundings of the same size, by other kernels
     # Angles between gradients, and gaps between means, are differences of quantities that are nearly the same.
     for differences in found["condensation"]:
         assert max(differences.values()) < 100 * FLOAT32_ROUNDING, differences
@@ -236,6 +237,21 @@ def test_one_place_chooses() -> None:
     assert type(choose_backend("cpu", "float32")) is PlainBackend
     with pytest.raises(InputError, match="auto, float32"):
         choose_backend("cpu", "float8")
+
+
+@needs_triton
+def test_the_device_of_a_fused_backend_is_the_one_that_kernels_are_launched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams, graphs and Triton's kernels belong to the current device, whatever device their tensors are on."""
+    from pseudocoresets.backends import fused
+
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(fused, "FusedBackend", lambda device: device)
+    assert choose_backend("cuda:1") == current[-1] == torch.device("cuda", 1)
+    assert str(choose_backend("auto")) == "cuda"
+    assert len(current) == 1
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -206,6 +206,29 @@ def check_chains(network: Network, shared: bool, soft: bool, momentum: float) ->
     }
 
 
+def check_bfloat16(network: Network, chains: int) -> list[float]:
+    """How many times as far from float64 a step's gradient in bfloat16 is as autograd's own, for each chain."""
+    images = 4
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(images, 3, 8, 8, generator=generator), torch.arange(images)
+    start, factors = network.initialise(0, chains), torch.rand(images, generator=generator)
+    layout = autograd_layout(network)
+    with mock.patch.multiple(torch.cuda, **CUDA), torch.no_grad():
+        runner = InterpretedChains(layout, (3, 8, 8), chains, images, 1, False, True, CPU, torch.bfloat16)
+        runner.set_position(start)
+        runner.set_rates(Rates(1.0))
+        runner.set_labels(y, factors)
+        runner.run_block(x[None, None], None, Randomness.for_purpose(0))
+    errors = []
+    for theta, end in zip(start, runner.position(), strict=True):
+        rounded = theta.bfloat16().requires_grad_()
+        likelihood = F.log_softmax(network.logits(rounded, x.bfloat16()).float(), -1)[y, y]
+        (own,) = torch.autograd.grad(-(factors * likelihood).sum(), rounded)
+        wanted = reference(network, theta, x, y, factors)[1]
+        errors.append(relative(theta - end, wanted) / relative(own, wanted))
+    return errors
+
+
 class InterpretedBackend(FusedBackend):
     """The fused backend in float32 on the CPU, with a given number of steps to a block of a trajectory."""
 
@@ -526,6 +549,7 @@ if __name__ == "__main__":
             check_chains(CONVNET, shared=False, soft=False, momentum=0.0),
         ],
         "chains by autograd": [check_chains(each, soft, soft, 0.8) for each in OTHERS for soft in (True, False)],
+        "bfloat16": [each for network in OTHERS for chains in (1, 2) for each in check_bfloat16(network, chains)],
         "run_chain": [
             check_run_chain(CONVNET, SGHMC(0.1, 0.2), Cyclical(4, cycles=2)),
             check_run_chain(CONVNET, SGD(0.1, 0.8), Drop(3)),

@@ -24,7 +24,8 @@ def choose_backend(device: str | torch.device = "auto", precision: str = "auto")
     What it captures or compiles it keeps, so that a job with several parts should use one backend for all of them.
 
     Args:
-        device: ``auto`` is the GPU where there is one.
+        device: ``auto`` is the GPU where there is one. A GPU by its number becomes torch's current device, on which
+            kernels are launched and graphs captured.
         precision: ``auto`` is bfloat16 and captured graphs on a GPU; ``float32`` is the plain backend everywhere.
     """
     if precision not in PRECISIONS:
@@ -37,4 +38,6 @@ def choose_backend(device: str | torch.device = "auto", precision: str = "auto")
     except ImportError:
         logger.warning("Triton is not installed here, so the plain path is used; it is many times slower.")
         return PlainBackend()
+    if resolved.index is not None:
+        torch.cuda.set_device(resolved)
     return FusedBackend(resolved)
