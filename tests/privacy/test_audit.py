@@ -23,7 +23,7 @@ from pseudocoresets.dp import Guarantee, Release
 from pseudocoresets.methods.condensation.private_matching import PrivateMatching
 from pseudocoresets.models.networks import build_network
 from pseudocoresets.privacy.origin import training_data
-from pseudocoresets.privacy.recipe import Recipe
+from pseudocoresets.privacy.recipe import Recipe, Tools
 from pseudocoresets.privacy.recovery import recovery, start_images
 from pseudocoresets.privacy.report import ALL_DATA, CORESET, RANDOM
 from pseudocoresets.sources.experts import Experts
@@ -145,7 +145,7 @@ def test_a_recipe_of_several_constructions_makes_the_same_again(digits: pc.Datas
     recipe = Recipe.of(second)
     assert [step.options["batch_size"] for step in recipe.steps] == [16, 8] and not recipe.needs_experts
     network = build_network(NETWORK, digits.shape, 10)
-    again = recipe.make(digits, None, network, torch.device("cpu"), choose_backend(torch.device("cpu")))
+    again = recipe.make(digits, None, Tools(network, torch.device("cpu"), choose_backend(torch.device("cpu"))))
     assert torch.equal(again.x, second.x)
 
 
@@ -194,7 +194,7 @@ def test_what_was_learned_from_the_images_of_a_private_coreset_is_made_again_in_
     recipe = Recipe.of(small)
     assert recipe.is_private and not recipe.needs_experts and recipe.steps[0].made_from is not None
     network, cpu = build_network(NETWORK, digits.shape, 10), torch.device("cpu")
-    again = recipe.make(data, None, network, cpu, choose_backend(cpu))
+    again = recipe.make(data, None, Tools(network, cpu, choose_backend(cpu)))
     assert torch.equal(again.x, small.x) and again.data_size == small.data_size == 1300
     assert start_images(small, data) == (
         "The construction started from synthetic images, so there is no real start image to recognise."

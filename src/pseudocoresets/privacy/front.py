@@ -32,7 +32,7 @@ from pseudocoresets.privacy.membership import attack_each_shadow, attack_file, l
 from pseudocoresets.privacy.neighbours import Embedding, Nearness, nearness
 from pseudocoresets.privacy.origin import training_data
 from pseudocoresets.privacy.questions import Answers, Questions
-from pseudocoresets.privacy.recipe import OwnWay, Recipe, Way
+from pseudocoresets.privacy.recipe import OwnWay, Recipe, Tools, Way
 from pseudocoresets.privacy.recovery import Recovery, recovery, start_images
 from pseudocoresets.privacy.report import CORESET, RANDOM, Attacked, AuditReport
 from pseudocoresets.privacy.shadows import Shadows, require_shadows
@@ -72,7 +72,7 @@ def audit(
         coreset: Images, with the record of how they were made.
         data: The data that they were made from; its test images are those that were not used.
         shadows: How many coresets to make in the same way from halves of the data, for the attack LiRA; an even number
-            of at least four. Without it, only the attack by a threshold on the loss is made.
+            of at least six. Without it, only the attack by a threshold on the loss is made.
         images: How many training images, and how many test images, are questioned at most.
         experts: Those that the coreset was made with. The first one stands for training on all data. Shadows of a
             method that draws from experts get as many of their own, trained in the same way.
@@ -109,7 +109,7 @@ def audit(
         seed=seed,
         **sampling,
     )
-    subject = Subject(coreset, samples, used, training, device, backend)
+    subject = Subject(coreset, samples, training, Tools(used, device, backend))
     transform = coreset.require_images() if coreset.guarantee is None else data.transform
     questions = Questions.of(data, transform, images, seed)
     parts, apart = PARTS_BEFORE_SHADOWS + (shadows or 0), _one_image_a_point(coreset)
@@ -134,7 +134,7 @@ def _about(subject: Subject, data: Dataset, points: int, questions: Questions) -
         "dataset": data.name,
         "method": coreset.method,
         "points": points,
-        "network": str(subject.network.spec),
+        "network": str(subject.tools.network.spec),
         "protocol": samples.protocol,
         "sampling": samples.settings.as_json(),
         "training_images": len(data.train),

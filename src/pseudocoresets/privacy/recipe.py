@@ -27,12 +27,19 @@ from pseudocoresets.sources.experts import Experts
 
 NOISE = "noise_multiplier"
 """The option that a private form of a method has, and its ordinary one has not."""
-
-
 NOT_ALL = (
     "The file does not say all of how the coreset was made, so that the same cannot be done with other data; make it "
     "again with this version, or audit it without shadows."
 )
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What coresets are made with, whatever they are made from."""
+
+    network: Network
+    device: torch.device
+    backend: Backend
 
 
 class Way(Protocol):
@@ -43,15 +50,7 @@ class Way(Protocol):
         """Whether it draws from networks that were trained on the data."""
         ...
 
-    def make(
-        self,
-        data: Dataset,
-        experts: Experts | None,
-        network: Network,
-        device: torch.device,
-        backend: Backend,
-        checkpoints: Path | None = None,
-    ) -> Coreset:
+    def make(self, data: Dataset, experts: Experts | None, tools: Tools, checkpoints: Path | None = None) -> Coreset:
         """The coreset of ``data``; a process that was killed goes on from ``checkpoints``, a folder."""
         ...
 
@@ -63,15 +62,7 @@ class OwnWay:
     function: Callable[[Dataset], Coreset]
     needs_experts: bool = False
 
-    def make(
-        self,
-        data: Dataset,
-        experts: Experts | None,
-        network: Network,
-        device: torch.device,
-        backend: Backend,
-        checkpoints: Path | None = None,
-    ) -> Coreset:
+    def make(self, data: Dataset, experts: Experts | None, tools: Tools, checkpoints: Path | None = None) -> Coreset:
         return self.function(data)
 
 
@@ -134,24 +125,18 @@ class Recipe:
         """Whether all that it reads of the data is noisy."""
         return all(step.is_private for step in self.steps)
 
-    def make(
-        self,
-        data: Dataset,
-        experts: Experts | None,
-        network: Network,
-        device: torch.device,
-        backend: Backend,
-        checkpoints: Path | None = None,
-    ) -> Coreset:
+    def make(self, data: Dataset, experts: Experts | None, tools: Tools, checkpoints: Path | None = None) -> Coreset:
         made: Coreset | None = None
         for number, step in enumerate(self.steps):
             place = None if checkpoints is None else make_folder(checkpoints / str(number))
             used = data
             if step.made_from is not None:
-                images = step.made_from.make(data, experts, network, device, backend, place)
+                images = step.made_from.make(data, experts, tools, place)
                 used = replace(images, guarantee=self._for_as_many(data)).as_data()
             if step.is_selection:
-                made = real_coreset(used, step.settings, network.spec, step.method, experts=experts, device=device)
+                made = real_coreset(
+                    used, step.settings, tools.network.spec, step.method, experts=experts, device=tools.device
+                )
                 continue
             made = run_construction(
                 used,
@@ -159,11 +144,11 @@ class Recipe:
                 step.method,
                 step.gradient(),
                 step.settings,
-                network=network,
+                network=tools.network,
                 checkpoint=None if place is None else place / "construction.checkpoint",
                 initial=_promising(made, used),
-                device=device,
-                backend=backend,
+                device=tools.device,
+                backend=tools.backend,
             ).coreset
         assert made is not None
         return replace(made, guarantee=None)

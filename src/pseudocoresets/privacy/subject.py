@@ -6,18 +6,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
-from pseudocoresets.backends import Backend
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.dp import Budget
 from pseudocoresets.evaluation.report import control_coreset, control_settings
 from pseudocoresets.inference.samples import PosteriorSamples
-from pseudocoresets.models.networks import Network
 from pseudocoresets.privacy.questions import Answers, Questions
-from pseudocoresets.privacy.recipe import Way
+from pseudocoresets.privacy.recipe import Tools, Way
 from pseudocoresets.privacy.report import ALL_DATA, CORESET, RANDOM
 from pseudocoresets.sources.experts import Experts, ExpertSettings
 from pseudocoresets.sources.experts.train import train
@@ -39,22 +35,20 @@ class Subject:
 
     coreset: Coreset
     samples: PosteriorSamples
-    network: Network
     training: Training
-    device: torch.device
-    backend: Backend
+    tools: Tools
 
     def control(self, data: Dataset) -> Coreset:
         """As many random real images."""
-        return control_coreset(control_settings(self.coreset), data, self.network.spec, 0)
+        return control_coreset(control_settings(self.coreset), data, self.tools.network.spec, 0)
 
     def trained(self, data: Dataset) -> Experts:
         """One network, trained without any regard to privacy."""
         return self._experts(data, 1, None)
 
     def _experts(self, data: Dataset, count: int, budget: Budget | None) -> Experts:
-        settings = self.training.settings
-        return train(data, self.network, count, settings, device=self.device, backend=self.backend, privacy=budget)
+        settings, tools = self.training.settings, self.tools
+        return train(data, tools.network, count, settings, device=tools.device, backend=tools.backend, privacy=budget)
 
     def predictions(self, control: Coreset, experts: Experts) -> dict[str, PosteriorSamples]:
         """Of the coreset, of its control and of the first expert, all that was made from one set of data."""
@@ -67,7 +61,7 @@ class Subject:
         found, training, drawn = {}, self.training, None
         if CORESET in wanted:
             drawn = self._experts(data, training.count, training.budget) if way.needs_experts else None
-            found[CORESET] = self._again(way.make(data, drawn, self.network, self.device, self.backend, checkpoints))
+            found[CORESET] = self._again(way.make(data, drawn, self.tools, checkpoints))
         if RANDOM in wanted:
             found[RANDOM] = self._again(self.control(data))
         if ALL_DATA in wanted:
@@ -78,7 +72,7 @@ class Subject:
     def identities(self, way: Way, questions: Questions) -> dict[str, str]:
         """For each way, what decides a shadow's answers beside its half of the data."""
         pool, settings = questions.pool, self.samples.settings.as_json()
-        asked = (pool.train.fingerprint, pool.transform.tensors(), questions.chosen, self.network.fingerprint)
+        asked = (pool.train.fingerprint, pool.transform.tensors(), questions.chosen, self.tools.network.fingerprint)
         sampled, training = (self.samples.protocol, settings), self.training
         return {
             CORESET: fingerprint(*asked, *sampled, way, training if way.needs_experts else None),
@@ -91,5 +85,5 @@ class Subject:
         return self.samples.again(coreset)
 
     def _by_training(self, experts: Experts) -> PosteriorSamples:
-        trained = experts.snapshot(0, -1).to(self.device)[None, None]
+        trained = experts.snapshot(0, -1).to(self.tools.device)[None, None]
         return replace(self.samples, parameters=trained, protocol="point", coreset=None, again=None)
