@@ -23,37 +23,23 @@ from pseudocoresets.workflows.run import folder_for
 def compare(
     context: typer.Context,
     given: o.Given,
-    methods: Annotated[
-        str, typer.Option("--methods", help="Methods, separated by commas.", rich_help_panel=o.METHOD)
-    ] = "cd,random",
+    methods: Annotated[str, o.option(o.METHOD, "--methods", help="Methods, separated by commas.")] = "cd,random",
     dataset: o.DatasetName = "digits",
     ipc: o.ImagesPerClass = 1,
     network: o.NetworkName = "convnet",
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder; default runs/compare-DATASET-ipcN.", rich_help_panel=o.OUTPUT)
-    ] = None,
+    out: Annotated[Path | None, o.option(o.OUTPUT, "--out", help="Folder; default runs/compare-DATASET-ipcN.")] = None,
     experts: o.ExpertsDir = None,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
     protocol: o.Protocol = "cold",
     sampler: o.SamplerName = None,
     seeds: Annotated[
-        int,
-        typer.Option(
-            "--seeds",
-            max=10_000,
-            help="Constructions of each method, each with its own seed.",
-            rich_help_panel=o.METHOD,
-        ),
+        int, o.option(o.METHOD, "--seeds", help="Constructions of each method, each with its own seed.", max=10_000)
     ] = 1,
     expert_count: o.ExpertCount = None,
     method_options: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            help="An option of one method (cd.steps=30) or of all that have it (steps=30).",
-            rich_help_panel=o.METHOD,
-        ),
+        o.option(o.METHOD, "--set", help="An option of one method (cd.steps=30) or of all that have it (steps=30)."),
     ] = None,
     seed: o.Seed = 0,
     devices: o.Devices = "auto",

@@ -23,30 +23,25 @@ from pseudocoresets.workflows.plan import budget_of, make_plan, parse_options
 def construct(
     context: typer.Context,
     given: o.Given,
-    out: Annotated[Path, typer.Option("--out", help="Coreset file to write.", rich_help_panel=o.OUTPUT)],
+    out: Annotated[Path, o.option(o.OUTPUT, "--out", help="Coreset file to write.")],
     experts: Annotated[
-        Path | None,
-        typer.Option(
-            "--experts", help="Folder of expert trajectories; bptt and random need none.", rich_help_panel=o.EXPERTS
-        ),
+        Path | None, o.option(o.EXPERTS, "--experts", help="Folder of expert trajectories; bptt and random need none.")
     ] = None,
     dataset: o.DatasetName = "digits",
     method: o.MethodName = None,
     ipc: o.ImagesPerClass = 1,
     network: Annotated[
         str | None,
-        typer.Option(
-            "--network", help="Network; default: that of the experts, or convnet without any.", rich_help_panel=o.METHOD
-        ),
+        o.option(o.METHOD, "--network", help="Network; default: that of the experts, or convnet without any."),
     ] = None,
     data_dir: o.DataDir = Path("data"),
     data_from: Annotated[
         Path | None,
-        typer.Option(
+        o.option(
+            o.DATA,
             "--data-from",
             help="Coreset file whose images stand for the data, which are not read; a private one passes its "
             "guarantee on.",
-            rich_help_panel=o.DATA,
         ),
     ] = None,
     preset: o.PresetName = "quick",
@@ -54,7 +49,7 @@ def construct(
     epsilon: o.Epsilon = None,
     delta: o.Delta = None,
     initial: Annotated[
-        Path | None, typer.Option("--initial", help="Coreset file to continue from.", rich_help_panel=o.CONSTRUCTION)
+        Path | None, o.option(o.CONSTRUCTION, "--initial", help="Coreset file to continue from.")
     ] = None,
     checkpoint_seconds: o.CheckpointSeconds = CHECKPOINT_SECONDS,
     seed: o.Seed = 0,

@@ -28,38 +28,30 @@ def evaluate(
     experts: o.ExpertsDir = None,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Also write the metrics to this JSON file.", rich_help_panel=o.OUTPUT)
-    ] = None,
+    out: Annotated[Path | None, o.option(o.OUTPUT, "--out", help="Also write the metrics to this JSON file.")] = None,
     corruption: Annotated[
-        str | None,
-        typer.Option(
-            "--corruption", help="Corrupt the test images, for example by gaussian_blur.", rich_help_panel=o.DATA
-        ),
+        str | None, o.option(o.DATA, "--corruption", help="Corrupt the test images, for example by gaussian_blur.")
     ] = None,
-    severity: Annotated[
-        int, typer.Option("--severity", min=1, max=5, help="Of the corruption, from 1 to 5.", rich_help_panel=o.DATA)
-    ] = 3,
+    severity: Annotated[int, o.option(o.DATA, "--severity", help="Of the corruption, from 1 to 5.", min=1, max=5)] = 3,
     reference: Annotated[
         Path | None,
-        typer.Option(
+        o.option(
+            o.DATA,
             "--reference",
             help="File of predictions to compare with, such as those of the full data's posterior.",
-            rich_help_panel=o.DATA,
         ),
     ] = None,
     predictions: Annotated[
-        Path | None,
-        typer.Option("--predictions", help="Also write the average prediction to this file.", rich_help_panel=o.OUTPUT),
+        Path | None, o.option(o.OUTPUT, "--predictions", help="Also write the average prediction to this file.")
     ] = None,
     controls: Annotated[
         int,
-        typer.Option(
+        o.option(
+            o.DATA,
             "--controls",
+            help="Draws of random real images that the control averages; 0 leaves it out.",
             min=0,
             max=MOST_CONTROLS,
-            help="Draws of random real images that the control averages; 0 leaves it out.",
-            rich_help_panel=o.DATA,
         ),
     ] = CONTROL_DRAWS,
     calibration: o.Calibration = None,

@@ -26,24 +26,19 @@ def experts(
     given: o.Given,
     dataset: o.DatasetName = "digits",
     network: o.NetworkName = "convnet",
-    out: Annotated[
-        Path, typer.Option("--out", "--experts", help="Folder to create, add to or resume.", rich_help_panel=o.OUTPUT)
-    ] = Path("experts"),
+    out: Annotated[Path, o.option(o.OUTPUT, "--out", "--experts", help="Folder to create, add to or resume.")] = Path(
+        "experts"
+    ),
     count: Annotated[
-        int | None,
-        typer.Option(
-            "--expert-count", "--count", max=1_000_000, help="Experts to have in the end.", rich_help_panel=o.EXPERTS
-        ),
+        int | None, o.option(o.EXPERTS, "--expert-count", "--count", help="Experts to have in the end.", max=1_000_000)
     ] = None,
     population: Annotated[
-        int | None,
-        typer.Option("--population", max=100_000, help="Experts trained side by side.", rich_help_panel=o.EXPERTS),
+        int | None, o.option(o.EXPERTS, "--population", help="Experts trained side by side.", max=100_000)
     ] = None,
     epsilon: o.Epsilon = None,
     delta: o.Delta = None,
     clipping: Annotated[
-        float,
-        typer.Option("--clipping", help="Norm of the gradient of one example in DP-SGD.", rich_help_panel=o.PRIVACY),
+        float, o.option(o.PRIVACY, "--clipping", help="Norm of the gradient of one example in DP-SGD.")
     ] = 1.0,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",

@@ -28,132 +28,104 @@ PANELS = (DATA, METHOD, CONSTRUCTION, SAMPLING, EXPERTS, PRIVACY, SHARED, OUTPUT
 PANEL_OF = {"experts": EXPERTS, "construction": CONSTRUCTION, "sampling": SAMPLING}
 """Where the settings of a part are shown."""
 
-DatasetName = Annotated[
-    str,
-    typer.Option("--dataset", help="Data set: a name ('bpc data list') or folder:PATH.", rich_help_panel=DATA),
-]
-DataDir = Annotated[
-    Path, typer.Option("--data-dir", help="Folder that holds the data sets, or gets them.", rich_help_panel=DATA)
-]
+
+def option(panel: str, *names: str, help: str, **limits: Any) -> Any:
+    """An option as help shows it, in its group; ``limits`` and what else it may have are those of ``typer.Option``."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, **limits)
+
+
+DatasetName = Annotated[str, option(DATA, "--dataset", help="Data set: a name ('bpc data list') or folder:PATH.")]
+DataDir = Annotated[Path, option(DATA, "--data-dir", help="Folder that holds the data sets, or gets them.")]
 NetworkName = Annotated[
-    str,
-    typer.Option(
-        "--network",
-        help="Network and its options, such as convnet or convnet:depth=3,width=128.",
-        rich_help_panel=METHOD,
-    ),
+    str, option(METHOD, "--network", help="Network and its options, such as convnet or convnet:depth=3,width=128.")
 ]
 MethodName = Annotated[
     str | None,
-    typer.Option(
+    option(
+        METHOD,
         "--method",
         help="Construction method ('bpc methods'), or 'random' for real images. Default: the preset's.",
-        rich_help_panel=METHOD,
     ),
 ]
 Epsilon = Annotated[
     float | None,
-    typer.Option(
-        "--epsilon",
-        help="Differential privacy for each training example: the epsilon of the whole result.",
-        rich_help_panel=PRIVACY,
+    option(
+        PRIVACY, "--epsilon", help="Differential privacy for each training example: the epsilon of the whole result."
     ),
 ]
 Delta = Annotated[
     float | None,
-    typer.Option(
-        "--delta",
-        help="The delta that goes with --epsilon, below 1 / (training examples); 1e-5 unless given.",
-        rich_help_panel=PRIVACY,
+    option(
+        PRIVACY, "--delta", help="The delta that goes with --epsilon, below 1 / (training examples); 1e-5 unless given."
     ),
 ]
-ImagesPerClass = Annotated[int, typer.Option("--ipc", help="Images per class.", rich_help_panel=METHOD)]
-ExpertsDir = Annotated[
-    Path | None, typer.Option("--experts", help="Folder of expert trajectories.", rich_help_panel=EXPERTS)
-]
-ExpertCount = Annotated[
-    int | None, typer.Option("--expert-count", max=1_000_000, help="Number of experts.", rich_help_panel=EXPERTS)
-]
-CoresetDataset = Annotated[
-    str | None, typer.Option("--dataset", help="Default: the one the coreset was made from.", rich_help_panel=DATA)
-]
-CoresetNetwork = Annotated[
-    str | None, typer.Option("--network", help="Default: the one the coreset was made with.", rich_help_panel=METHOD)
-]
+ImagesPerClass = Annotated[int, option(METHOD, "--ipc", help="Images per class.")]
+ExpertsDir = Annotated[Path | None, option(EXPERTS, "--experts", help="Folder of expert trajectories.")]
+ExpertCount = Annotated[int | None, option(EXPERTS, "--expert-count", help="Number of experts.", max=1_000_000)]
+CoresetDataset = Annotated[str | None, option(DATA, "--dataset", help="Default: the one the coreset was made from.")]
+CoresetNetwork = Annotated[str | None, option(METHOD, "--network", help="Default: the one the coreset was made with.")]
 CoresetOrRun = Annotated[Path, typer.Argument(help="Coreset file, or a run folder.")]
 SamplerName = Annotated[
     str | None,
-    typer.Option(
-        "--sampler",
-        help="Sampler of the posterior, or adam to train under 'point'; default: the preset's.",
-        rich_help_panel=SAMPLING,
+    option(
+        SAMPLING, "--sampler", help="Sampler of the posterior, or adam to train under 'point'; default: the preset's."
     ),
 ]
-Protocol = Annotated[str, typer.Option("--protocol", help="cold, point or expert.", rich_help_panel=SAMPLING)]
+Protocol = Annotated[str, option(SAMPLING, "--protocol", help="cold, point or expert.")]
 MethodOptions = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", help="An option of the method, such as --set expert_epochs=0; repeatable.", rich_help_panel=METHOD
-    ),
+    option(METHOD, "--set", help="An option of the method, such as --set expert_epochs=0; repeatable."),
 ]
 Calibration = Annotated[
     int | None,
-    typer.Option(
+    option(
+        SAMPLING,
         "--calibration",
-        min=0,
         help="Training images that choose how sure the average over all chains should be; 0 leaves it as it is. "
         "Default: the preset's.",
-        rich_help_panel=SAMPLING,
+        min=0,
         show_default=False,
     ),
 ]
 CheckpointSeconds = Annotated[
     float,
-    typer.Option(
+    option(
+        CONSTRUCTION,
         "--checkpoint-seconds",
+        help="Time between two checkpoints, from which a killed run goes on.",
         min=0,
         max=1e9,
-        help="Time between two checkpoints, from which a killed run goes on.",
-        rich_help_panel=CONSTRUCTION,
     ),
 ]
-Seed = Annotated[
-    int,
-    typer.Option("--seed", min=SEED.low, max=SEED.high, help="Seed of everything random.", rich_help_panel=METHOD),
-]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.", rich_help_panel=MACHINE)]
+Seed = Annotated[int, option(METHOD, "--seed", help="Seed of everything random.", min=SEED.low, max=SEED.high)]
+Device = Annotated[str, option(MACHINE, "--device", help="auto, cpu or cuda.")]
 Devices = Annotated[
     str,
-    typer.Option(
+    option(
+        MACHINE,
         "--devices",
         "--device",
         help="Devices separated by commas, a process for each: cuda:0,cuda:1; auto is every GPU here, or the CPU.",
-        rich_help_panel=MACHINE,
     ),
 ]
 RayAddress = Annotated[
     str | None,
-    typer.Option(
+    option(
+        MACHINE,
         "--ray",
         help="Use a Ray cluster with shared storage instead: HOST:PORT of its head; auto starts one here.",
-        rich_help_panel=MACHINE,
     ),
 ]
 PresetName = Annotated[
     str,
-    typer.Option(
+    option(
+        METHOD,
         "--preset",
         help="Where settings not given here come from: quick, paper, best, published or a JSON file.",
-        rich_help_panel=METHOD,
     ),
 ]
-Force = Annotated[
-    bool,
-    typer.Option("--force", help="Replace a finished result of another request.", rich_help_panel=OUTPUT),
-]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document instead of a table.", rich_help_panel=OUTPUT)
-]
+Force = Annotated[bool, option(OUTPUT, "--force", help="Replace a finished result of another request.")]
+AsJson = Annotated[bool, option(OUTPUT, "--json", help="Print one JSON document instead of a table.")]
 
 Given = dict[str, Any]
 """By part, the settings that the user gave; the others stay with the preset."""

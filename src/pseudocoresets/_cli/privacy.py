@@ -29,50 +29,50 @@ def audit(
     dataset: o.CoresetDataset = None,
     shadows: Annotated[
         int | None,
-        typer.Option(
+        o.option(
+            o.METHOD,
             "--shadows",
-            max=100_000,
             help="Coresets to make from halves of the data for the attack LiRA, an even number from 6 on.",
-            rich_help_panel=o.METHOD,
+            max=100_000,
         ),
     ] = None,
     images: Annotated[
         int,
-        typer.Option(
+        o.option(
+            o.METHOD,
             "--images",
-            max=10_000_000,
             help="Training images, and as many test images, that the attacks ask about.",
-            rich_help_panel=o.METHOD,
+            max=10_000_000,
         ),
     ] = 1000,
-    protocol: Annotated[str, typer.Option("--protocol", help="cold or point.", rich_help_panel=o.SAMPLING)] = "cold",
+    protocol: Annotated[str, o.option(o.SAMPLING, "--protocol", help="cold or point.")] = "cold",
     sampler: o.SamplerName = None,
     network: o.CoresetNetwork = None,
     experts: Annotated[
         Path | None,
-        typer.Option(
+        o.option(
+            o.EXPERTS,
             "--experts",
             help="Folder of the experts that the coreset was made with; default: those of the run.",
-            rich_help_panel=o.EXPERTS,
         ),
     ] = None,
     epochs: Annotated[
         int | None,
-        typer.Option(
+        o.option(
+            o.EXPERTS,
             "--epochs",
-            max=1_000_000,
             help="Of the training on all data where no experts are named; default: the preset's.",
-            rich_help_panel=o.EXPERTS,
+            max=1_000_000,
         ),
     ] = None,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
     out: Annotated[
         Path | None,
-        typer.Option(
+        o.option(
+            o.OUTPUT,
             "--out",
             help="Folder for figures, picture, page and shadows. Default: FILE.privacy, or privacy in the run.",
-            rich_help_panel=o.OUTPUT,
         ),
     ] = None,
     seed: o.Seed = 0,

@@ -29,77 +29,52 @@ def reproduce(
         list[str],
         typer.Argument(help="Tables and figures by name, or all; list says which there are, page writes them again."),
     ],
-    out: Annotated[
-        Path, typer.Option("--out", help="Folder of the records, tables and page.", rich_help_panel=o.OUTPUT)
-    ] = Path("runs/reproduce"),
+    out: Annotated[Path, o.option(o.OUTPUT, "--out", help="Folder of the records, tables and page.")] = Path(
+        "runs/reproduce"
+    ),
     data_dir: o.DataDir = Path("data"),
     experts: Annotated[
-        Path | None,
-        typer.Option(
-            "--experts", help="Folder for folders of experts; default DATA_DIR/experts.", rich_help_panel=o.EXPERTS
-        ),
+        Path | None, o.option(o.EXPERTS, "--experts", help="Folder for folders of experts; default DATA_DIR/experts.")
     ] = None,
     coresets: Annotated[
         Path | None,
-        typer.Option(
+        o.option(
+            o.METHOD,
             "--coresets",
             help="Judge DATASET-ipcN-VARIANT.safetensors (or METHOD) in this folder instead of new ones.",
-            rich_help_panel=o.METHOD,
         ),
     ] = None,
-    seeds: Annotated[
-        int, typer.Option("--seeds", min=1, max=10_000, help="Constructions for each cell.", rich_help_panel=o.METHOD)
-    ] = 1,
+    seeds: Annotated[int, o.option(o.METHOD, "--seeds", help="Constructions for each cell.", min=1, max=10_000)] = 1,
     devices: o.Devices = "auto",
     ray: o.RayAddress = None,
     budget: Annotated[
         float | None,
-        typer.Option(
-            "--budget", min=0, help="Seconds: the most valuable cells that fit into them.", rich_help_panel=o.MACHINE
-        ),
+        o.option(o.MACHINE, "--budget", help="Seconds: the most valuable cells that fit into them.", min=0),
     ] = None,
     smoke: Annotated[
-        bool,
-        typer.Option("--smoke", help="The whole path on the digits in two or three minutes.", rich_help_panel=o.METHOD),
+        bool, o.option(o.METHOD, "--smoke", help="The whole path on the digits in two or three minutes.")
     ] = False,
-    datasets: Annotated[
-        str, typer.Option("--datasets", help="Only these, separated by commas.", rich_help_panel=o.DATA)
-    ] = "",
-    sizes: Annotated[
-        str, typer.Option("--ipc", help="Only these images per class, separated by commas.", rich_help_panel=o.DATA)
-    ] = "",
+    datasets: Annotated[str, o.option(o.DATA, "--datasets", help="Only these, separated by commas.")] = "",
+    sizes: Annotated[str, o.option(o.DATA, "--ipc", help="Only these images per class, separated by commas.")] = "",
     variants: Annotated[
-        str,
-        typer.Option(
-            "--variants", help="Only these: published, best or the name of a method.", rich_help_panel=o.METHOD
-        ),
+        str, o.option(o.METHOD, "--variants", help="Only these: published, best or the name of a method.")
     ] = "",
-    protocols: Annotated[
-        str, typer.Option("--protocols", help="Only these: cold, point, expert.", rich_help_panel=o.METHOD)
-    ] = "",
+    protocols: Annotated[str, o.option(o.METHOD, "--protocols", help="Only these: cold, point, expert.")] = "",
     only: Annotated[
         str,
-        typer.Option(
+        o.option(
+            o.METHOD,
             "--only",
             help="Only these, in this order: VARIANT:IPC, or VARIANT:IPC:SHARE for a share of the preset's iterations.",
-            rich_help_panel=o.METHOD,
         ),
     ] = "",
     expert_count: o.ExpertCount = None,
     expert_epochs: Annotated[
-        int | None,
-        typer.Option(
-            "--expert-epochs", min=1, help="Epochs of experts; default: the preset's.", rich_help_panel=o.EXPERTS
-        ),
+        int | None, o.option(o.EXPERTS, "--expert-epochs", help="Epochs of experts; default: the preset's.", min=1)
     ] = None,
     iterations: Annotated[
         int | None,
-        typer.Option(
-            "--iterations",
-            min=1,
-            help="The most of any construction; default: its preset's.",
-            rich_help_panel=o.CONSTRUCTION,
-        ),
+        o.option(o.CONSTRUCTION, "--iterations", help="The most of any construction; default: its preset's.", min=1),
     ] = None,
     json: o.AsJson = False,
 ) -> None:

@@ -31,8 +31,7 @@ def run(
     ipc: o.ImagesPerClass = 1,
     network: o.NetworkName = "convnet",
     out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Run folder; default runs/DATASET-METHOD-ipcN.", rich_help_panel=o.OUTPUT),
+        Path | None, o.option(o.OUTPUT, "--out", help="Run folder; default runs/DATASET-METHOD-ipcN.")
     ] = None,
     experts: o.ExpertsDir = None,
     data_dir: o.DataDir = Path("data"),

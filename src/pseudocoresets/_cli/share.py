@@ -13,7 +13,7 @@ from pseudocoresets._cli.output import print_json
 
 def share(
     coreset_file: Annotated[Path, typer.Argument(help="A coreset file, or a run folder.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write.", rich_help_panel=o.OUTPUT)] = Path("shared"),
+    out: Annotated[Path, o.option(o.OUTPUT, "--out", help="Folder to write.")] = Path("shared"),
     licence: Annotated[
         str | None, typer.Option("--licence", help="Licence of the data; default: the catalogue's.", show_default=False)
     ] = None,
