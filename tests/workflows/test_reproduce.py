@@ -206,6 +206,21 @@ def test_what_is_done_is_not_done_again(finished: tuple[Path, Any], monkeypatch:
     assert len(made) == 1
 
 
+def test_what_was_made_by_another_plan_is_not_done(finished: tuple[Path, Any], bpc: Invoke) -> None:
+    out, _ = finished
+
+    def listed(*options: str) -> dict[str, int]:
+        where = ("--out", str(out), "--data-dir", str(out.parent / "data"))
+        rows = json.loads(
+            bpc("reproduce", "list", "--json", *SMOKE_ARGUMENTS[len(SMOKE_NAMES) :], *where, *options).stdout
+        )
+        return next(row for row in rows if row["name"] == "sigma-k")
+
+    same, other = listed(), listed("--iterations", "1")
+    assert same["done"] == same["cells"] > 0 == same["seconds"]
+    assert other["done"] == 0 < other["seconds"]
+
+
 def test_a_rate_that_was_tried_is_not_tried_again(finished: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     out, _ = finished
     lost = next(out.glob(f"cells/*sigma0.01*/construction/{RESULT}"))

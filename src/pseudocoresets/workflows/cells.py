@@ -122,7 +122,7 @@ def once(folder: Path | None, identity: Document, compute: Callable[[], Document
         return compute()
     known = json.loads(json.dumps(dict(identity) | {"library": library_versions()["pseudocoresets"]}))
     path = make_folder(folder) / RESULT
-    found = _whole_result(path)
+    found = whole_result(path)
     if found is not None and all(found.get(key) == value for key, value in known.items()):
         return found
     document = {**compute(), **known}
@@ -131,7 +131,7 @@ def once(folder: Path | None, identity: Document, compute: Callable[[], Document
     return document
 
 
-def _whole_result(path: Path) -> Document | None:
+def whole_result(path: Path) -> Document | None:
     """What was written there, if it is there and nothing has changed it since."""
     try:
         found = dict(read_json(path, ANY_OBJECT))

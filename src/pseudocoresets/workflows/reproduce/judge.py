@@ -47,7 +47,6 @@ from pseudocoresets.workflows.run import experts_for
 HELD_OUT = 0.1
 CORESET, CONSTRUCTION, PICTURE = "coreset.safetensors", "construction", "coreset.png"
 JUDGING = ("sampling", "protocol", "calibration")
-"""What of a plan has no part in the construction."""
 PICTURED_CLASSES = 10
 """Of a data set with many, so many evenly spaced classes are in a picture."""
 
@@ -287,7 +286,7 @@ class _Measurement:
     def _identity(self, plan: Plan) -> dict[str, Any]:
         """What decides the outcome of a construction."""
         return {
-            "plan": {name: value for name, value in plan.as_json().items() if name not in JUDGING},
+            "plan": construction_part(plan),
             "data": self._data.fingerprint,
             "whiten": VARIANTS[self._cell.made.variant].whiten,
         }
@@ -336,6 +335,11 @@ class _Measurement:
 
         kept = once(folder, self._identity(short) | {"plan": short.as_json()}, trial)
         return {name: kept[name] for name in ("learning_rate", "accuracy", "failure") if name in kept}
+
+
+def construction_part(plan: Plan) -> Document:
+    """What of a plan decides how the coreset is made."""
+    return {name: value for name, value in plan.as_json().items() if name not in JUDGING}
 
 
 def _learning_at(plan: Plan, rate: float, iterations: int) -> Plan:

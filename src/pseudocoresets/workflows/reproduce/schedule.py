@@ -8,6 +8,7 @@ and starts are judged only beside a coreset that is there.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +22,12 @@ from pseudocoresets.core.progress import Silent, task
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.data import find_entry
 from pseudocoresets.inference.settings import PROTOCOLS
-from pseudocoresets.workflows.cells import RESULT, Judge, Outcome, lost_cell, run_cells
+from pseudocoresets.workflows.cells import RESULT, Document, Judge, Outcome, lost_cell, run_cells, whole_result
 from pseudocoresets.workflows.place import Workplace
 from pseudocoresets.workflows.plan import Plan
 from pseudocoresets.workflows.reproduce.catalogue import TABLES
 from pseudocoresets.workflows.reproduce.cells import VARIANTS, ReproductionCell
-from pseudocoresets.workflows.reproduce.judge import CONSTRUCTION, Order, ReproductionJudge
+from pseudocoresets.workflows.reproduce.judge import CONSTRUCTION, Order, ReproductionJudge, construction_part
 from pseudocoresets.workflows.reproduce.scale import Scale
 from pseudocoresets.workflows.run import spread_experts
 
@@ -115,7 +116,14 @@ def missing(cell: ReproductionCell, order: Order) -> str | None:
 
 
 def is_done(cell: ReproductionCell, order: Order) -> bool:
-    return (order.folder(cell) / RESULT).is_file()
+    """Whether it is there as it is asked for: one of fewer iterations or other experts will be computed again."""
+    return _holds(order.folder(cell), order.scale.plan(cell).as_json())
+
+
+def _holds(folder: Path, plan: Document) -> bool:
+    """Whether there is a result of that plan."""
+    found = whole_result(folder / RESULT)
+    return found is not None and found.get("plan") == json.loads(json.dumps(plan))
 
 
 def estimate(cells: Iterable[ReproductionCell], order: Order) -> float:
@@ -128,7 +136,9 @@ def estimate(cells: Iterable[ReproductionCell], order: Order) -> float:
 
 def _is_made(cell: ReproductionCell, order: Order) -> bool:
     """Whether its coreset is there."""
-    return (order.folder(cell).parent / CONSTRUCTION / RESULT).is_file() or order.recorded(cell) is not None
+    plan = order.scale.plan(ReproductionCell(cell.made))
+    made = _holds(order.folder(cell).parent / CONSTRUCTION, construction_part(plan))
+    return made or order.recorded(cell) is not None
 
 
 def _parts(cell: ReproductionCell, order: Order) -> dict[str, float]:
