@@ -13,7 +13,7 @@ from PIL import Image
 from small import NETWORK, Invoke
 
 import pseudocoresets as pc
-from pseudocoresets._report.audit import write_audit_page
+from pseudocoresets._report.privacy import write_audit_page
 from pseudocoresets.backends import choose_backend
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset

@@ -83,8 +83,8 @@ def audit(
 
     Example: bpc privacy audit c.safetensors --shadows 16
     """
-    from pseudocoresets._report.audit import write_audit_page
     from pseudocoresets._report.page import REPORT_FILE, write_report
+    from pseudocoresets._report.privacy import write_audit_page
     from pseudocoresets.privacy.report import ATTACK_COLUMNS, POINT_COLUMNS, attack_rows, point_rows
     from pseudocoresets.workflows.audit import audit_file, audit_folder
 

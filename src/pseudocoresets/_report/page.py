@@ -6,11 +6,8 @@ import csv
 import io
 import os
 from collections.abc import Iterator, Mapping
-from importlib.resources import files as package_files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from markupsafe import Markup
+from typing import Any
 
 from pseudocoresets._io.files import write_text
 from pseudocoresets._io.pictures import data_address, data_uri, to_images
@@ -20,13 +17,11 @@ from pseudocoresets._report.findings import findings
 from pseudocoresets._report.privacy import audit_section
 from pseudocoresets._report.results import average, result_groups, section
 from pseudocoresets._report.run_folder import PRIVACY_FOLDER, Run, read_run
+from pseudocoresets._report.templates import rendered
 from pseudocoresets._report.wording import as_text, count_of, duration, flattened, is_number, number
-from pseudocoresets.coreset import CORESET_FILE, Coreset, library_versions
+from pseudocoresets.coreset import CORESET_FILE, Coreset
 from pseudocoresets.evaluation.report import method_title
 from pseudocoresets.inference.settings import PROTOCOLS
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 REPORT_FILE = "report.html"
 FEW_PER_CLASS = 2
@@ -87,9 +82,8 @@ def write_report(
 
 def render(run: Run) -> str:
     """The page as text. It makes no outside request: styles, pictures and charts are inside."""
-    template = environment().get_template("page.html")
-    return template.render(
-        style=Markup(resource("page.css")),
+    return rendered(
+        "page.html",
         title=f"Pseudo-coreset of {run.coreset.source}",
         summary=_summary(run),
         findings=findings(run),
@@ -109,21 +103,6 @@ def render(run: Run) -> str:
         configuration=flattened(run.configuration or {}),
         timings=_timings(run.metrics),
         snippet=SNIPPET,
-        version=library_versions()["pseudocoresets"],
-    )
-
-
-def environment() -> Environment:
-    """Where templates become pages: what is inserted is escaped, and a missing name is an error."""
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-
-    return Environment(
-        loader=FunctionLoader(resource),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
     )
 
 
@@ -291,7 +270,3 @@ def _timings(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [(name.replace("_", " "), duration(seconds)) for name, seconds in timings.items()]
     total = metrics.get("seconds")
     return rows if total is None else [*rows, ("total", duration(total))]
-
-
-def resource(name: str) -> str:
-    return package_files("pseudocoresets._report").joinpath(name).read_text(encoding="utf-8")

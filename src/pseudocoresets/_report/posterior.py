@@ -7,12 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
 from torch import Tensor
 
 from pseudocoresets._io.files import write_text
 from pseudocoresets._io.pictures import data_address
-from pseudocoresets._report.page import environment, resource
+from pseudocoresets._report.templates import rendered
 from pseudocoresets._report.wording import number
 from pseudocoresets.evaluation.distances import thin
 from pseudocoresets.inference import sample_posterior
@@ -45,9 +44,8 @@ def write_posterior_page(study: Study, folder: str | os.PathLike[str]) -> Path:
     if shown is not None:
         about = f"Full posterior in grey, that of the coreset of {shown.size} points by {shown.method} in orange."
         drawings.append(_drawing("Marginals and pairs", pairs_figure(study, shown), about))
-    template = environment().get_template("posterior.html")
-    text = template.render(
-        style=Markup(resource("page.css")),
+    text = rendered(
+        "posterior.html",
         title=f"Coresets of {data.name}",
         summary=f"{data.model_name}, {len(data.rows):,} data, {data.model.size} parameters.",
         drawings=drawings,

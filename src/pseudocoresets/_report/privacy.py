@@ -6,15 +6,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pseudocoresets._io.files import read_json, require_regular
+from pseudocoresets._io.files import read_json, require_regular, write_text
 from pseudocoresets._io.pictures import data_address
 from pseudocoresets._report import charts
-from pseudocoresets.core.errors import FileFormatError
+from pseudocoresets._report.templates import rendered
+from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.privacy.report import ATTACK_COLUMNS, POINT_COLUMNS, attack_rows, point_rows
 from pseudocoresets.workflows.audit import AUDIT_FILE, PICTURE_FILE
 
+AUDIT_PAGE = "audit.html"
 STYLES = ("first", "second", "third")
 CURVE_TITLE = "True against false positives"
+
+
+def write_audit_page(folder: Path) -> Path:
+    """Write the page of the audit in ``folder``, and return its path."""
+    section = audit_section(folder)
+    if section is None:
+        raise InputError(f"There is no audit in '{folder}'; make one with 'bpc privacy audit'.")
+    write_text(folder / AUDIT_PAGE, rendered("privacy.html", title=section["title"], privacy=section))
+    return folder / AUDIT_PAGE
 
 
 def audit_section(folder: Path) -> dict[str, Any] | None:

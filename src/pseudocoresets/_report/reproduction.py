@@ -11,9 +11,8 @@ from markupsafe import Markup
 from pseudocoresets._io.files import write_text
 from pseudocoresets._io.pictures import data_address
 from pseudocoresets._report import charts
-from pseudocoresets._report.page import environment, resource
+from pseudocoresets._report.templates import rendered
 from pseudocoresets._report.wording import duration, flattened
-from pseudocoresets.coreset import library_versions
 from pseudocoresets.evaluation.metrics import METRICS
 from pseudocoresets.workflows.cells import Document
 from pseudocoresets.workflows.reproduce.catalogue import FIGURES, TABLES
@@ -44,8 +43,8 @@ def write_reproduction(out: Path, scale: Scale) -> Path:
     text = [line for name, lines in tables.items() if name not in FIGURES for line in markdown(TABLES[name], lines)]
     warning = [f"**{SMOKE_WARNING}**", ""] if scale.is_smoke else []
     write_text(out / TABLES_FILE, "\n".join(["# The paper's tables, ours beside the paper's", "", *warning, *text]))
-    page = environment().get_template("reproduction.html").render(
-        style=Markup(resource("page.css")),
+    page = rendered(
+        "reproduction.html",
         title="The paper's tables and figures",
         warning=SMOKE_WARNING if scale.is_smoke else "",
         tables=[_table(name, lines) for name, lines in tables.items() if name not in FIGURES],
@@ -53,8 +52,7 @@ def write_reproduction(out: Path, scale: Scale) -> Path:
         charts=_charts(tables["memory-time"]),
         cells=[_details(cell, document) for cell, document in records.items()],
         failures=list(failures(out).items()),
-        version=library_versions()["pseudocoresets"],
-    )  # fmt: skip
+    )
     write_text(out / PAGE_FILE, page)
     return out / PAGE_FILE
 
