@@ -80,6 +80,20 @@ def test_a_method_may_have_experts_and_a_protocol_of_its_own() -> None:
     assert (cold.sampling.learned_steps, cold.expert_count) == (False, 3)
 
 
+def best_for(dataset: str, ipc: int) -> tuple[Any, ...]:
+    """What ``best`` says of its own method."""
+    own = preset("best", dataset, ipc)
+    return own.methods["bptt"], own.construction_for("bptt"), own.sampling_by(method="bptt"), own.before["bptt"]
+
+
+@pytest.mark.parametrize("dataset", ["cifar10", "mnist", "digits", "folder:own"])
+def test_sizes_and_data_sets_that_are_not_listed_have_the_best_settings_of_the_nearest(dataset: str) -> None:
+    """A size has those of the next listed one; one image per class has the same for every data set."""
+    assert best_for(dataset, 1) == best_for("cifar10", 1) != best_for(dataset, 2)
+    assert best_for(dataset, 2) == best_for(dataset, 5) == best_for(dataset, 10) != best_for(dataset, 11)
+    assert best_for(dataset, 11) == best_for(dataset, 20) == best_for(dataset, 50) == best_for(dataset, 500)
+
+
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [
