@@ -26,7 +26,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from pseudocoresets._io.files import replacing, write_json
+from pseudocoresets._io.files import write_json
+from pseudocoresets._io.pictures import save_figure
 from pseudocoresets.backends import Backend, choose_backend
 from pseudocoresets.core.devices import PeakMemory, resolve_device, threads_for
 from pseudocoresets.core.progress import Silent
@@ -257,7 +258,6 @@ def slopes(costs: list[Cost]) -> dict[str, dict[str, float]]:
 
 def draw(costs: list[Cost], path: Path) -> None:
     """Seconds above, memory below, a column for each quantity."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     quantities = list(dict.fromkeys(cost.quantity for cost in costs))
@@ -284,8 +284,7 @@ def draw(costs: list[Cost], path: Path) -> None:
             axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=7)
             axes.minorticks_off()
     grid[0][0].legend()
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        FigureCanvasAgg(figure).print_png(file)
+    save_figure(path, figure)
 
 
 if __name__ == "__main__":

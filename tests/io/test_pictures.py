@@ -23,7 +23,6 @@ from pseudocoresets._io.pictures import (
     MAXIMUM_NAME_WIDTH,
     Panel,
     fitting_scale,
-    image_block,
     image_grid,
     save_class_rows,
     to_images,
@@ -94,15 +93,6 @@ def test_panels_stand_side_by_side_in_the_same_rows() -> None:
         ((old_top, old_left),) = occurrences(picture, expected_levels(old, 2))
         ((new_top, new_left),) = occurrences(picture, expected_levels(new, 2))
         assert old_top == new_top and old_left + 16 < new_left
-
-
-def test_a_block_reads_from_left_to_right_and_is_transparent_between() -> None:
-    pixels = random_pixels(3, 3, 8, 8)
-    block = image_block(pixels, columns=2, scale=1)
-    assert block.size == (16 + GAP, 16 + GAP)
-    places = [occurrences(block, expected_levels(image, 1)) for image in pixels]
-    assert places == [[(0, 0)], [(0, 8 + GAP)], [(8 + GAP, 0)]]
-    assert block.getpixel((8, 0)) == (0, 0, 0, 0)
 
 
 def test_names_differ_in_the_picture_and_long_ones_are_kept_short() -> None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -15,6 +16,9 @@ from torch import Tensor
 
 from pseudocoresets._io.files import replacing
 from pseudocoresets.core.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TARGET_SIDE = 64
 """Images smaller than this many pixels are enlarged to the largest whole multiple that fits."""
@@ -72,25 +76,6 @@ def image_grid(panels: Sequence[Panel], classes: Sequence[str], scale: int | Non
     return canvas
 
 
-def image_block(pixels: Tensor, columns: int, scale: int | None = None) -> Image.Image:
-    """Images (m, channels, height, width) in reading order, ``columns`` a line, on transparent ground."""
-    _check_pixels(pixels)
-    if columns < 1:
-        raise InputError(f"A block needs at least one column; got {columns}.")
-    images = to_images(pixels, scale or fitting_scale(pixels))
-    if not images:
-        raise InputError("A block needs at least one image.")
-    width, height = images[0].size
-    across = min(columns, len(images))
-    down = -(-len(images) // columns)
-    size = across * (width + GAP) - GAP, down * (height + GAP) - GAP
-    block = Image.new("RGBA", size, (0, 0, 0, 0))
-    for position, image in enumerate(images):
-        row, column = divmod(position, columns)
-        block.paste(image, (column * (width + GAP), row * (height + GAP)))
-    return block
-
-
 def data_uri(picture: Image.Image) -> str:
     """A PNG as an address that a page can hold."""
     buffer = io.BytesIO()
@@ -110,6 +95,12 @@ def save_picture(path: str | os.PathLike[str], picture: Image.Image) -> None:
         raise InputError(f"Pictures are written as PNG, but '{path}' ends in '{suffix}'; name it '.png'.")
     with replacing(path) as temporary:
         picture.save(temporary, format="PNG")
+
+
+def save_figure(path: str | os.PathLike[str], figure: Figure) -> None:
+    """Write a drawing of Matplotlib's as PNG, whole or not at all."""
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
 
 
 def fitting_scale(pixels: Tensor, side: int = TARGET_SIDE) -> int:

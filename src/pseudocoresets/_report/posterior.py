@@ -113,10 +113,8 @@ def _about_sizes(study: Study) -> str:
 
 
 def _drawing(title: str, figure: Any, about: str) -> dict[str, str]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
+    figure.savefig(buffer, format="png")
     return {"title": title, "source": data_address(buffer.getvalue(), "image/png"), "about": about}
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pseudocoresets._io.files import replacing
+from pseudocoresets._io.pictures import save_figure
 
 if TYPE_CHECKING:
     from pseudocoresets.workflows.bench_methods import Cost, MethodCost
@@ -33,7 +33,6 @@ MEANING = "dashed, hollow: the published loop here; dotted, half filled: the pap
 
 def save_bench_plot(rows: Sequence[MethodCost], title: str, path: str | os.PathLike[str]) -> None:
     """Peak memory beside seconds per update, for each method and side."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 5), layout="constrained")
@@ -54,5 +53,4 @@ def save_bench_plot(rows: Sequence[MethodCost], title: str, path: str | os.PathL
         axes.minorticks_off()
     figure.legend(loc="outside right center", fontsize=8)
     figure.suptitle(f"{title} ({MEANING})", fontsize=10)
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        FigureCanvasAgg(figure).print_png(file)
+    save_figure(path, figure)

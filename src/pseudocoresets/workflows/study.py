@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pseudocoresets._io.files import write_json
+from pseudocoresets._io.pictures import save_figure
 from pseudocoresets.construction import construct
 from pseudocoresets.construction.safeguard import CHECKED, OWN
 from pseudocoresets.core.errors import InputError
@@ -163,12 +164,12 @@ class Study:
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write ``posterior.json`` and, of what did not fail, ``distance.png`` and the coresets; returns the folder."""
-        from pseudocoresets.workflows.study_plot import save_plot
+        from pseudocoresets.workflows.study_plot import study_figure
 
         folder = Path(folder)
         write_json(folder / "posterior.json", self.as_json())
         if self.coresets:
-            save_plot(self, folder / "distance.png")
+            save_figure(folder / "distance.png", study_figure(self))
         for cell, coreset in self.coresets.items():
             coreset.save(folder / "coresets" / f"{_label(cell)}.safetensors")
         return folder

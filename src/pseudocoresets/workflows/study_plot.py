@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from pseudocoresets._io.files import replacing
 from pseudocoresets.methods import build_method
 from pseudocoresets.workflows.study import BETWEEN_FITS, Study
-
-
-def save_plot(study: Study, path: str | os.PathLike[str]) -> None:
-    """Write :func:`study_figure` as PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        FigureCanvasAgg(study_figure(study)).print_png(file)
 
 
 def study_figure(study: Study) -> Any:
