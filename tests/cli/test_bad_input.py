@@ -96,7 +96,7 @@ def test_so_is_one_beside_files(
     nearest: str,
 ) -> None:  # fmt: skip
     arguments = writing(command, "new/c.safetensors", experts_folder, coreset_file)
-    assert f"Did you mean '{nearest}'?" in refused(bpc, tmp_path, command, *arguments, option, value)
+    assert f"Did you mean '{nearest}'?" in refused(bpc, tmp_path, *arguments, option, value)
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,19 @@ def test_so_is_one_beside_files(
         ("--network", "mlp:depht=2", "does not take these options"),
         ("--network", "mlp:deep", "key=value"),
         ("--iterations", "0", "'iterations' is a number from 1"),
-        ("--learning-rate", "-1", "'learning_rate' is a number above 0"),
+        ("--learning-rate", "-1", "'learning_rate' is a number from 1e-30"),
+        ("--learning-rate", "1e-320", "got 1e-320"),
         ("--learning-rate", "nan", "got nan"),
         ("--momentum", "1", "'momentum' is a number from 0 to below 1"),
         ("--averaging", "1", "'averaging' is a number from 0 to below 1"),
         ("--annealing", "1.5", "'annealing' is a number from 0 to 1"),
         ("--optimiser", "lion", "sgd, adam; got 'lion'"),
-        ("--expert-count", "0", "At least one expert"),
         ("--epochs", "0", "'epochs' is a number from 1"),
+        ("--epochs", "3", "fewer than expert_epochs = 4 of the method 'cd'; raise --epochs"),
         ("--chains", "0", "'chains' is a number from 1"),
+        ("--sampler", "langevin:step_size=1e308", "'step_size' of the sampler 'langevin' is a number"),
+        ("--sampler", "langevin:step_size=-1", "step size must be positive"),
+        ("--initialisation", "nan", "no selection named 'nan'"),
         ("--sampling-steps", "10", "do not fit"),
         ("--set", "expert_epochs", "--set NAME=VALUE"),
         ("--set", "stesp=1", "Did you mean 'steps'"),
@@ -141,6 +145,57 @@ def test_run_refuses_settings_before_it_begins(
     bpc: Invoke, tmp_path: Path, option: str, value: str, sentence: str
 ) -> None:
     assert sentence in refused(bpc, tmp_path, "run", option, value)
+
+
+def test_real_images_have_no_options_to_set(bpc: Invoke, tmp_path: Path) -> None:
+    sentence = refused(bpc, tmp_path, "run", "--method", "random", "--set", "a=b")
+    assert "The method 'random' has no options; got 'a'." in sentence
+    assert "selection" in refused(bpc, tmp_path, "run", "--method", "random", "--initialisation", "nan")
+    assert "device" in refused(bpc, tmp_path, "compare", "--devices", ",")
+
+
+# What no name and no value may be.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("show", ""), "is empty"),
+        (("run", "--out", ""), "is empty"),
+        (("share", "c", "--licence="), "is empty"),
+        (("doctor", "--data-dir", "a\nb"), "'a\\nb' has a line break"),
+        (("data", "list", "--data-dir", "a\x1b[31mb"), "control code"),
+        (("run", "--seed", "9" * 5000), "(5000 characters)' is longer than"),
+        (("evaluate", "x" * 5000), "(5000 characters)' is longer than"),
+        (("--precision", "double", "methods"), "auto, float32; got 'double'"),
+    ],
+)
+def test_arguments_that_nothing_could_be_are_refused(
+    bpc: Invoke, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    assert words in refused(bpc, tmp_path, *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("show",),
+        ("share",),
+        ("report",),
+        ("export",),
+        ("evaluate",),
+        ("privacy", "audit"),
+        ("doctor", "--data-dir"),
+        ("data", "list", "--data-dir"),
+        ("run", "--preset"),
+        ("construct", "--out", "c.safetensors", "--initial"),
+        ("construct", "--out", "c.safetensors", "--data-from"),
+        ("posterior", "--data"),
+    ],
+    ids=" ".join,
+)
+def test_names_that_no_file_can_have_are_refused(bpc: Invoke, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    assert "xxx" in refused(bpc, tmp_path, *arguments, "x" * 300)
 
 
 # Images per class.
@@ -288,13 +343,20 @@ def test_the_expert_protocol_needs_experts_of_the_network(
 
 WORK = (
     "pseudocoresets.sources.experts.train._Trainer.train",
+    "pseudocoresets.workflows.audit.audit",
+    "pseudocoresets._cli.reproduce.compute",
+    "pseudocoresets._cli.bench.bench_methods",
+    "pseudocoresets._cli.bench.bench_networks",
     "pseudocoresets.methods.ContrastiveDivergence.loss",
     "pseudocoresets.workflows.evaluate.sample_posterior",
     "pseudocoresets._cli.posterior.run_study",
     "pseudocoresets._cli.bench.run_bench",
 )
-WRITING_FOLDERS = ("experts", "run", "compare", "posterior")
-WRITING_FILES = ("construct", "evaluate", "show", "compact", "bench", "report")
+WRITING_FOLDERS = ("experts", "run", "compare", "posterior", "privacy audit", "share", "reproduce")
+WRITING_FILES = (
+    *("construct", "evaluate", "show", "compact", "report", "export", "data info"),
+    *("bench", "bench --methods", "bench --networks", "evaluate --predictions"),
+)
 
 
 @pytest.mark.parametrize("place", ["file/below", "file", "/proc/below"])
@@ -313,7 +375,7 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(
     for work in WORK:
         monkeypatch.setattr(work, _too_late)
     out = place if command in WRITING_FOLDERS else f"{place}/out.png"
-    sentence = refused(bpc, tmp_path, command, *writing(command, out, experts_folder, coreset_file))
+    sentence = refused(bpc, tmp_path, *writing(command, out, experts_folder, coreset_file))
     assert "Choose a folder you may write to." in sentence
 
 
@@ -332,7 +394,7 @@ def test_only_files_and_folders_are_written(
     elif kind.startswith("link"):
         place.symlink_to("/dev/zero")
     before = place.lstat()
-    result = bpc(command, *writing(command, place, experts_folder, coreset_file))
+    result = bpc(*writing(command, place, experts_folder, coreset_file))
     assert result.exit_code == 2
     assert "is a device, a pipe or a socket" in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -340,11 +402,21 @@ def test_only_files_and_folders_are_written(
 
 
 def writing(command: str, out: str | Path, experts: Path, coreset: Path) -> tuple[Any, ...]:
-    """Arguments with which the command writes to ``out``."""
-    if command == "compact":
-        return (coreset, out)
-    first = {"construct": ("--experts", experts), "evaluate": (coreset,), "show": (coreset,), "report": (".",)}
-    return (*first.get(command, ()), "--out", out)
+    """The command that writes to ``out``."""
+    name = command.partition(" --")[0]
+    more: dict[str, tuple[Any, ...]] = {
+        "construct": ("--experts", experts),
+        "report": (".",),
+        "data info": ("digits",),
+        "reproduce": ("main", "--smoke"),
+        "bench --methods": ("--methods", "dm"),
+        "bench --networks": ("--networks",),
+        "compact": (coreset, out),
+        "evaluate --predictions": (coreset, "--predictions", out),
+        **dict.fromkeys(("evaluate", "show", "privacy audit", "share", "export"), (coreset,)),
+    }
+    written = () if command in ("compact", "evaluate --predictions") else ("--out", out)
+    return (*name.split(), *more.get(command, ()), *written)
 
 
 def _too_late(*values: Any, **options: Any) -> None:
@@ -406,8 +478,22 @@ def test_a_damaged_checkpoint_is_refused(bpc: Invoke, tmp_path: Path, experts_fo
         ("run", "--seed", "1.5"),
         ("run", "--learning-rate", "fast"),
         ("run", "--seed", "9" * 400),
-        ("run", "--seed", "9" * 5000),
         ("run", "--expert-count", "1000000000000"),
+        ("run", "--expert-count", "0"),
+        ("experts", "--count", "-" + "9" * 400),
+        ("experts", "--population", "0"),
+        ("experts", "--clipping", "nan"),
+        ("experts", "--clipping", "0"),
+        ("evaluate", "c", "--calibration", "9" * 400),
+        ("compare", "--seeds", "0"),
+        ("reproduce", "list", "--budget", "inf"),
+        ("reproduce", "list", "--budget", "nan"),
+        ("reproduce", "list", "--iterations", "1000000000000"),
+        ("privacy", "audit", "c", "--images", "0"),
+        ("privacy", "audit", "c", "--epochs", "0"),
+        ("posterior", "--draws", "0"),
+        ("posterior", "--dimension", "0"),
+        ("posterior", "--seeds", "0"),
         ("experts", "--population", "1000000000000"),
         ("compare", "--seeds", "1000000000000"),
         ("posterior", "--points", "1000000000000"),

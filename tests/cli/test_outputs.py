@@ -19,6 +19,7 @@ from pseudocoresets.core.errors import InputError, PassedOverWarning
 from pseudocoresets.data import full_name
 from pseudocoresets.methods import ContrastiveDivergence
 from pseudocoresets.workflows.estimate import FASTEST
+from pseudocoresets.workflows.provenance import typed_command
 
 NETWORK = ("--network", "mlp:depth=1,width=4")
 QUICK = ("--iterations", 3, "--set", "steps=2", "--set", "expert_epochs=2", "--device", "cpu")
@@ -133,10 +134,21 @@ def test_no_file_is_written_over_what_is_read(bpc: Invoke, tmp_path: Path, cores
 # Names.
 
 
-@pytest.mark.parametrize("name", ["a\nb", "a\x1bb", "x" * 240, "é" * 120])
+@pytest.mark.parametrize("name", ["x" * 240, "é" * 120, "x" * 300 + "/run", "a\udcff"])
 def test_names_that_could_not_be_kept_are_refused_before_the_work(bpc: Invoke, tmp_path: Path, name: str) -> None:
     assert "Cannot write" in sentence(bpc("run", *NETWORK, "--out", f"runs/{name}"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1bb"])
+def test_control_codes_stay_out_of_names(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="control code"):
+        write_text(tmp_path / name, "")
+
+
+def test_a_command_of_any_bytes_can_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["bpc", "run", "--data-dir", "a\udcff b"])
+    assert typed_command() == "bpc run --data-dir 'a\\udcff b'"
 
 
 def test_a_folder_of_images_has_one_name_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -229,7 +229,7 @@ def test_kept_steps_are_after_burn_in_and_evenly_spaced(steps: int, samples: int
         ({"nonsense": 1}, "has no option 'nonsense'"),
         ({"temperature": -1.0}, "temperature"),
         ({"prior_scale": 0.0}, "'prior_scale'"),
-        ({"step_size": -0.1}, "'step_size'.*is a number above 0"),
+        ({"step_size": -0.1}, "'step_size'.*is a number from 1e-30"),
         ({"device": "abacus"}, "must be auto, cpu or cuda"),
     ],
 )

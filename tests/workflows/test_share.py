@@ -96,3 +96,27 @@ def test_an_address_needs_the_right_hash(coreset_file: Path, coreset: pc.Coreset
     assert len(pc.Coreset.load(f"{address}#sha256={digest}")) == 10, "the second time it comes from the cache"
     with pytest.raises(DataUnavailableError, match="could not be fetched"):
         pc.Coreset.load(f"{server}/nowhere#sha256={64 * '1'}")
+
+
+def _killed(*values: object) -> str:
+    raise KeyboardInterrupt
+
+
+def test_a_folder_that_a_killed_process_began_is_finished(
+    coreset_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share(coreset_file, tmp_path / "whole")
+    with monkeypatch.context() as killed:
+        killed.setattr("pseudocoresets.workflows.share.card", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            share(coreset_file, tmp_path / "begun")
+    share(coreset_file, tmp_path / "begun")
+    contents = [{path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("whole", "begun")]
+    assert contents[0] == contents[1]
+    with pytest.raises(InputError, match="not empty"):
+        share(coreset_file, tmp_path / "begun")
+
+
+def test_a_licence_is_written_as_it_can_be_printed(coreset_file: Path, tmp_path: Path) -> None:
+    share(coreset_file, tmp_path / "out", "mine\udcff\n# No")
+    assert "mine\\udcff\\n# No." in (tmp_path / "out" / "README.md").read_text().splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import os
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -18,10 +19,13 @@ from typer.core import TyperCommand, TyperGroup
 from pseudocoresets._cli.options import OUTPUT, ProgramSettings
 from pseudocoresets._cli.process import leaving_at_once, output_may_be_lost, prepare_streams, say, status_of
 from pseudocoresets.core.errors import PassedOverWarning, PseudocoresetsError, RenamedWarning
-from pseudocoresets.core.text import printable
+from pseudocoresets.core.settings import require_precision
+from pseudocoresets.core.text import printable, shortened
 
 BAD_INPUT = 2
 UNFORESEEN = 1
+LONGEST_ARGUMENT = 4000
+"""Characters; most systems take no longer path."""
 SHOW_TRACEBACK: ContextVar[bool] = ContextVar("SHOW_TRACEBACK", default=False)
 """Whether ``--debug`` was said before the command."""
 COMMANDS = {
@@ -88,12 +92,30 @@ class LazyGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        wrong = next(filter(None, map(_wrong_argument, args)), None)
+        if wrong is not None:
+            raise _ended(wrong, BAD_INPUT)
+        return super().parse_args(ctx, args)
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name]) if cmd_name in COMMANDS else None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         return name, command if name is None else self.commands[name], rest
+
+
+def _wrong_argument(text: str) -> str | None:
+    """What no name or value of any command may be, in a sentence."""
+    if not text or (text.startswith("--") and text.endswith("=")):
+        return "A name or a value is empty; leave the option out for its default."
+    shown = shortened(printable(text))
+    if any(ord(letter) < 32 for letter in text):
+        return f"'{shown}' has a line break or a control code; choose another."
+    if len(text) > LONGEST_ARGUMENT:
+        return f"'{shown}' is longer than the {LONGEST_ARGUMENT:,} characters that any name or value may have."
+    return None
 
 
 def guarded(command: Callable[..., None]) -> Callable[..., None]:
@@ -109,8 +131,13 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt as interrupt:
             say("Interrupted. What was finished is kept; the same command goes on from there.")
             raise typer.Exit(status_of(interrupt)) from None
-        except (OSError, typer.Exit, typer.Abort, typer.BadParameter):
+        except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
+        except OSError as error:
+            if error.filename is None:  # a standard stream
+                raise
+            about = shortened(printable(os.fsdecode(error.filename)))
+            raise _ended(f"Cannot use '{about}': {error.strerror}.", BAD_INPUT) from None
         except Exception as error:
             raise _ended(_unforeseen(error), UNFORESEEN) from None
 
@@ -200,6 +227,7 @@ def _settings(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
 ) -> None:
+    require_precision(precision)
     context.obj = ProgramSettings(precision)
     SHOW_TRACEBACK.set(debug)
 

@@ -34,7 +34,8 @@ def compare(
     protocol: o.Protocol = "cold",
     sampler: o.SamplerName = None,
     seeds: Annotated[
-        int, o.option(o.METHOD, "--seeds", help="Constructions of each method, each with its own seed.", max=10_000)
+        int,
+        o.option(o.METHOD, "--seeds", help="Constructions of each method, each with its own seed.", min=1, max=10_000),
     ] = 1,
     expert_count: o.ExpertCount = None,
     method_options: Annotated[
@@ -55,8 +56,8 @@ def compare(
     Example: bpc compare --dataset digits --ipc 1 --methods cd,random --json
     """
     names = o.words(methods)
-    if not names or seeds < 1:
-        raise InputError("Name at least one method and ask for at least one seed.")
+    if not names:
+        raise InputError("Name at least one method.")
     options = options_by_method(method_options or [], names)
     plans = {
         name: make_plan(

@@ -13,6 +13,7 @@ from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import echo_guarantee, print_json, with_guarantee
 from pseudocoresets._io.files import require_writable_folder
 from pseudocoresets.core.devices import threads_for
+from pseudocoresets.core.settings import SCALE
 from pseudocoresets.data import load_dataset
 from pseudocoresets.models.networks import require_network
 from pseudocoresets.sources.experts import ExpertSettings, train_experts
@@ -30,15 +31,23 @@ def experts(
         "experts"
     ),
     count: Annotated[
-        int | None, o.option(o.EXPERTS, "--expert-count", "--count", help="Experts to have in the end.", max=1_000_000)
+        int | None,
+        o.option(o.EXPERTS, "--expert-count", "--count", help="Experts to have in the end.", min=1, max=1_000_000),
     ] = None,
     population: Annotated[
-        int | None, o.option(o.EXPERTS, "--population", help="Experts trained side by side.", max=100_000)
+        int | None, o.option(o.EXPERTS, "--population", help="Experts trained side by side.", min=1, max=100_000)
     ] = None,
     epsilon: o.Epsilon = None,
     delta: o.Delta = None,
     clipping: Annotated[
-        float, o.option(o.PRIVACY, "--clipping", help="Norm of the gradient of one example in DP-SGD.")
+        float,
+        o.option(
+            o.PRIVACY,
+            "--clipping",
+            help="Norm of the gradient of one example in DP-SGD.",
+            min=SCALE.low,
+            max=SCALE.high,
+        ),
     ] = 1.0,
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",

@@ -61,7 +61,7 @@ Delta = Annotated[
 ]
 ImagesPerClass = Annotated[int, option(METHOD, "--ipc", help="Images per class.")]
 ExpertsDir = Annotated[Path | None, option(EXPERTS, "--experts", help="Folder of expert trajectories.")]
-ExpertCount = Annotated[int | None, option(EXPERTS, "--expert-count", help="Number of experts.", max=1_000_000)]
+ExpertCount = Annotated[int | None, option(EXPERTS, "--expert-count", help="Number of experts.", min=1, max=1_000_000)]
 CoresetDataset = Annotated[str | None, option(DATA, "--dataset", help="Default: the one the coreset was made from.")]
 CoresetNetwork = Annotated[str | None, option(METHOD, "--network", help="Default: the one the coreset was made with.")]
 CoresetOrRun = Annotated[Path, typer.Argument(help="Coreset file, or a run folder.")]
@@ -84,6 +84,7 @@ Calibration = Annotated[
         help="Training images that choose how sure the average over all chains should be; 0 leaves it as it is. "
         "Default: the preset's.",
         min=0,
+        max=10_000_000,
         show_default=False,
     ),
 ]

@@ -52,16 +52,18 @@ def posterior(
         typer.Option("--methods", help=f"Methods, separated by commas; default {METHODS}; in parts {LARGE_METHODS}."),
     ] = None,
     sizes: Annotated[str, typer.Option("--sizes", help="Coreset sizes, separated by commas.")] = "10,30,100",
-    points: Annotated[int, typer.Option("--points", max=100_000_000, help="Number of synthetic data.")] = 10000,
-    dimension: Annotated[int, typer.Option("--dimension", max=100_000, help="Number of synthetic features.")] = 10,
+    points: Annotated[int, typer.Option("--points", min=1, max=100_000_000, help="Number of synthetic data.")] = 10000,
+    dimension: Annotated[
+        int, typer.Option("--dimension", min=1, max=100_000, help="Number of synthetic features.")
+    ] = 10,
     prior_scale: Annotated[
         float, typer.Option("--prior-scale", min=1e-9, max=1e9, help="Standard deviation of the Gaussian prior.")
     ] = 1.0,
     draws: Annotated[
-        int, typer.Option("--draws", max=10_000_000, help="NUTS draws of each of the four chains.")
+        int, typer.Option("--draws", min=4, max=10_000_000, help="NUTS draws of each of the four chains.")
     ] = 1000,
     seeds: Annotated[
-        int, typer.Option("--seeds", max=10_000, help="Constructions of each coreset, each with its own seed.")
+        int, typer.Option("--seeds", min=1, max=10_000, help="Constructions of each coreset, each with its own seed.")
     ] = 1,
     out: Annotated[Path | None, typer.Option("--out", help="Folder; default runs/posterior-DATA.")] = None,
     cache: Annotated[Path, typer.Option("--cache", help="Folder of reference posteriors.")] = Path(".cache/posterior"),
@@ -89,8 +91,6 @@ def posterior(
         methods, sizes, draws, data = "cd,moments,giga,uniform", "5,20", 300, "diabetes"
     for folder in (cache, out or Path("runs")):
         require_writable_folder(folder)
-    if seeds < 1 or draws < 4:
-        raise InputError("Ask for at least one seed and four draws.")
     with ExitStack() as stack:
         large = ray is not None or is_large(data)
         if large:

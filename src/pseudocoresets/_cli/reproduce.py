@@ -49,7 +49,7 @@ def reproduce(
     ray: o.RayAddress = None,
     budget: Annotated[
         float | None,
-        o.option(o.MACHINE, "--budget", help="Seconds: the most valuable cells that fit into them.", min=0),
+        o.option(o.MACHINE, "--budget", help="Seconds: the most valuable cells that fit into them.", min=0, max=1e9),
     ] = None,
     smoke: Annotated[
         bool, o.option(o.METHOD, "--smoke", help="The whole path on the digits in two or three minutes.")
@@ -70,11 +70,18 @@ def reproduce(
     ] = "",
     expert_count: o.ExpertCount = None,
     expert_epochs: Annotated[
-        int | None, o.option(o.EXPERTS, "--expert-epochs", help="Epochs of experts; default: the preset's.", min=1)
+        int | None,
+        o.option(o.EXPERTS, "--expert-epochs", help="Epochs of experts; default: the preset's.", min=1, max=1_000_000),
     ] = None,
     iterations: Annotated[
         int | None,
-        o.option(o.CONSTRUCTION, "--iterations", help="The most of any construction; default: its preset's.", min=1),
+        o.option(
+            o.CONSTRUCTION,
+            "--iterations",
+            help="The most of any construction; default: its preset's.",
+            min=1,
+            max=10**9,
+        ),
     ] = None,
     json: o.AsJson = False,
 ) -> None:

@@ -343,11 +343,12 @@ def _sha256(part: memoryview) -> str:
 def _destination(path: str | os.PathLike[str]) -> Path:
     """Where ``path`` leads, through links; a device, a pipe or a socket there would be replaced, and is refused."""
     path = Path(path)
-    if any(ord(each) < 32 for each in str(path)):
+    if any(each < " " or "\ud800" <= each <= "\udfff" for each in str(path)):
         raise InputError(
-            f"Cannot write {str(path)!r}: its name has a line break or a control code. Choose another name."
+            f"Cannot write {str(path)!r}: its name has a line break, a control code or bytes that are no UTF-8. Choose "
+            "another name."
         )
-    if len(os.fsencode(path.name)) > LONGEST_NAME:
+    if any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts):
         raise InputError(f"Cannot write '{path}': its name has more than {LONGEST_NAME} bytes. Choose a shorter one.")
     try:
         mode = path.stat().st_mode

@@ -9,11 +9,9 @@ import torch
 from pseudocoresets.backends.backend import Backend, ChainPlan, ChainRunner, MeanEnergies
 from pseudocoresets.backends.plain import PlainBackend
 from pseudocoresets.core.devices import resolve_device
-from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.settings import require_precision
 
-__all__ = ["PRECISIONS", "Backend", "ChainPlan", "ChainRunner", "MeanEnergies", "PlainBackend", "choose_backend"]
-
-PRECISIONS = ("auto", "float32")
+__all__ = ["Backend", "ChainPlan", "ChainRunner", "MeanEnergies", "PlainBackend", "choose_backend"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +26,7 @@ def choose_backend(device: str | torch.device = "auto", precision: str = "auto")
             kernels are launched and graphs captured.
         precision: ``auto`` is bfloat16 and captured graphs on a GPU; ``float32`` is the plain backend everywhere.
     """
-    if precision not in PRECISIONS:
-        raise InputError(f"The precision must be one of {', '.join(PRECISIONS)}; got '{precision}'.")
+    require_precision(precision)
     resolved = resolve_device(device)
     if resolved.type != "cuda" or precision == "float32":
         return PlainBackend()

@@ -36,7 +36,7 @@ class Range:
         return f"{low} up to {high}" if self.above else f"{low} {high}"
 
 
-RATE = Range(0, 1e30, above=True)
+RATE = Range(1e-30, 1e30)
 """Steps and learning rates, which single precision holds."""
 SHARE = Range(0, 1, below=True)
 SCALE = Range(1e-9, 1e9)
@@ -50,6 +50,14 @@ ANY_NUMBER = Range(-1e30, 1e30)
 
 SHARED = {"max_start_epoch": Range(0, 1e6), "expert_epochs": Range(0, 1e6)}
 """Options that several methods have and that mean the same in each."""
+
+
+PRECISIONS = ("auto", "float32")
+
+
+def require_precision(name: str) -> None:
+    if name not in PRECISIONS:
+        raise InputError(f"The precision must be one of {', '.join(PRECISIONS)}; got '{shortened(name)}'.")
 
 
 def counted(most: float) -> Range:

@@ -9,7 +9,7 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.options import build_named, written
 from pseudocoresets.core.registry import parse_name
 from pseudocoresets.core.settings import RATE, SCALE, SEED, SHARE, TEMPERATURE, Range, check_ranges, counted, setting
-from pseudocoresets.kernels import KERNELS, OPTIMISERS, SCHEDULES, AnyKernel, Cyclical
+from pseudocoresets.kernels import KERNELS, OPTIMISERS, SCHEDULES, AnyKernel, Cyclical, build_kernel
 
 PROTOCOLS = {
     "cold": "Chains start from a fresh random initialisation and see only the coreset.",
@@ -62,7 +62,7 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.optimiser is None and isinstance(self.sampler, str):
-            KERNELS[parse_name(self.sampler, "sampler")[0]]
+            build_kernel(self.sampler, self.step_size)
         SCHEDULES[self.schedule]
         if self.samples > self.steps - round(self.burn_in * self.steps):
             raise InputError(

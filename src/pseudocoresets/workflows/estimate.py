@@ -36,6 +36,7 @@ def require_feasible(plan: Plan, data: Dataset, experts_folder: str | Path, devi
     points = plan.construction.ipc * len(data.classes)
     seen = float(points) * (sampling.chains * sampling.steps + plan.construction.iterations)
     if plan.needs_experts():
+        _require_epochs(plan)
         _require_disk(size, plan.expert_count, experts.epochs, Path(experts_folder))
         seen += float(plan.expert_count) * experts.epochs * len(data.train)
     _require_time(size * seen, device)
@@ -48,6 +49,17 @@ def require_feasible_experts(
     size = build_network(network, data.shape, len(data.classes)).size
     _require_disk(size, count, epochs, folder)
     _require_time(float(size) * count * epochs * len(data.train), device)
+
+
+def _require_epochs(plan: Plan) -> None:
+    """Methods that match so many epochs of experts need experts of as many."""
+    for stage in plan.stages:
+        wanted = stage.gradient_method().options().get("expert_epochs", 0) if stage.learns else 0
+        if isinstance(wanted, int) and wanted > plan.experts.epochs:
+            raise InputError(
+                f"The experts are to have {plan.experts.epochs} epochs, fewer than expert_epochs = {wanted} of the "
+                f"method '{stage.method}'; raise --epochs or lower it by --set expert_epochs=N."
+            )
 
 
 def _require_time(passes: float, device: torch.device) -> None:

@@ -38,7 +38,7 @@ def cores() -> int:
 
 def devices_named(text: str) -> list[str]:
     """Devices separated by commas, each as often as it has processes; ``auto`` is every GPU here, or else the CPU."""
-    names = [word.strip() for word in text.split(",") if word.strip()] or ["auto"]
+    names = [word.strip() for word in text.split(",")]
     if names == ["auto"] and torch.cuda.device_count() > 1:
         return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
     return [str(resolve_device(name)) for name in names]

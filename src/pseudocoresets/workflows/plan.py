@@ -14,6 +14,7 @@ from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.registry import Registry, parse_value
 from pseudocoresets.core.settings import build_settings
+from pseudocoresets.core.text import shortened
 from pseudocoresets.data import FOLDER_PREFIX, find_entry, full_name
 from pseudocoresets.dp import Budget
 from pseudocoresets.evaluation.calibration import require_unseen_by_starts
@@ -149,6 +150,8 @@ def make_plan(
     options = chosen.method_options(method) | method_options_from(method, method_options or {})
     if method not in SELECTIONS:
         build_gradient_method(method, options)
+    elif method_options:
+        raise InputError(f"The method '{method}' has no options; got '{shortened(next(iter(method_options)))}'.")
     if calibration is None:
         calibration = 0 if protocol == "expert" else chosen.calibration
     if calibration < 0:
@@ -163,6 +166,7 @@ def make_plan(
     chain.require_for(protocol)
     initialisation = {"initialisation": method} if method in SELECTIONS else {}
     own = {**(construction or {}), "ipc": ipc, "seed": seed}
+    selection_of_start(own.get("initialisation", "random"))
     return Plan(
         dataset=dataset,
         method=method,

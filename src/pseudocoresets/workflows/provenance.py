@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from pseudocoresets.core.text import printable
+
 HERE = Path(__file__).resolve()
 
 
@@ -28,8 +30,8 @@ def provenance(command: str | None = None, device: torch.device | None = None) -
 
 
 def typed_command() -> str:
-    """The command ``bpc`` as it was typed, whatever started it."""
-    return shlex.join(["bpc", *sys.argv[1:]])
+    """The command ``bpc`` as it was typed, whatever started it, as a file can hold it."""
+    return printable(shlex.join(["bpc", *sys.argv[1:]]))
 
 
 def _device(device: torch.device | None) -> str:

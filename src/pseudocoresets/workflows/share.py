@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pseudocoresets._io.files import make_folder, read_json, write_json, write_text
+from pseudocoresets._io.files import only_writer, read_json, require_writable_folder, write_json, write_text
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.text import printable
 from pseudocoresets.coreset import CORESET_FILE, Coreset, coreset_path, library_versions
@@ -20,6 +20,8 @@ from pseudocoresets.workflows.audit import audit_findings, audit_folder
 
 UNKNOWN_LICENCE = "unknown: say it with --licence before you publish this folder"
 CARD, METRICS_FILE, PICTURE, SUMS = "README.md", "metrics.json", "coreset.png", "SHA256SUMS"
+UNFINISHED = ".unfinished"
+"""Marks a folder that a killed process began, which the same command goes on with."""
 REAL = (
     "**This coreset holds real data** of the data set above, chosen and weighted. Publishing it publishes them: the "
     "data set's licence and the rights of those it shows apply in full."
@@ -33,26 +35,34 @@ SYNTHETIC = (
 
 def share(path: str | os.PathLike[str], out: str | os.PathLike[str], licence: str | None = None) -> dict[str, Any]:
     """Write the folder ``out`` from a coreset file or a run folder; what is known of the figures comes from the run."""
-    file = coreset_path(path)
-    folder = Path(out)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"'{folder}' exists and is not empty; choose a new folder with --out.")
+    file, folder = coreset_path(path), Path(out)
+    require_writable_folder(folder)
     coreset = Coreset.load(file)
+    terms = printable(licence or _licence_of(coreset.source))
+    with only_writer(folder):
+        if folder.exists() and not (folder / UNFINISHED).exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(f"'{folder}' exists and is not empty; choose a new folder with --out.")
+        write_text(folder / UNFINISHED, "")
+        digest = _write(coreset, file, Path(path), folder, terms)
+        (folder / UNFINISHED).unlink()
+    return {"folder": str(folder), "sha256": digest, "licence": terms}
+
+
+def _write(coreset: Coreset, file: Path, path: Path, folder: Path, licence: str) -> str:
+    """Every file of the folder; the coreset's hash."""
     beside = file.parent / METRICS_FILE
     metrics = read_json(beside) if file.name == CORESET_FILE and beside.is_file() else None
     metrics = metrics if isinstance(metrics, dict) else None
-    make_folder(folder)
     coreset.save(folder / CORESET_FILE)
     digest = hashlib.sha256((folder / CORESET_FILE).read_bytes()).hexdigest()
     if coreset.holds_images and coreset.is_whole:
         coreset.show(folder / PICTURE)
     if metrics is not None:
         write_json(folder / METRICS_FILE, metrics)
-    terms = licence or _licence_of(coreset.source)
     write_text(folder / SUMS, f"{digest}  {CORESET_FILE}\n")
-    found = audit_findings(audit_folder(Path(path)))
-    write_text(folder / CARD, card(coreset, terms, digest, metrics, (folder / PICTURE).is_file(), found))
-    return {"folder": str(folder), "sha256": digest, "licence": terms}
+    found = audit_findings(audit_folder(path))
+    write_text(folder / CARD, card(coreset, licence, digest, metrics, (folder / PICTURE).is_file(), found))
+    return digest
 
 
 def card(
