@@ -30,7 +30,7 @@ from pseudocoresets.core.energy import potential_and_gradient
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.methods.estimator import covariance_loss, descend, draw_kind, real_energies, require_at_least
+from pseudocoresets.methods.estimator import covariance_loss, descend, draw_kind, real_energies
 from pseudocoresets.methods.method import GradientMethod, Loss, StateShape
 from pseudocoresets.methods.problem import Frame, Problem
 
@@ -73,15 +73,7 @@ class BlackBoxVI(GradientMethod):
     learns_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_at_least(
-            "Black-box VI",
-            steps=(self.steps, 0),
-            fit_steps=(self.fit_steps, 1),
-            fit_samples=(self.fit_samples, 1),
-            samples=(self.samples, 2),
-            batch_size=(self.batch_size, 1),
-            at_once=(self.at_once, 1),
-        )
+        self.require_at_least(steps=0, fit_steps=1, fit_samples=1, samples=2, batch_size=1, at_once=1)
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         if not problem.energy.temperature > 0:
@@ -93,7 +85,7 @@ class BlackBoxVI(GradientMethod):
         phi = proposal.at(noise)
         shares = importance_shares(proposal, phi, noise, fixed, frame, self.at_once)
         samples, kind = frame.leave(phi), draw_kind(problem, self.siamese, randomness)
-        real = real_energies(problem, "Black-box VI", samples, self.batch_size, randomness, self.at_once, kind)
+        real = real_energies(problem, self.title, samples, self.batch_size, randomness, self.at_once, kind)
         scale = problem.energy.data_size / problem.energy.temperature
         loss = covariance_loss(points, problem, samples, real, scale, randomness, self.at_once, kind, shares)
         terms = {**loss.terms, "effective_samples": 1 / shares.square().sum()}
@@ -107,7 +99,7 @@ class BlackBoxVI(GradientMethod):
         """Where r was in the last iteration, or where it begins."""
         if MEAN in points.state:
             return MeanField(points.state[MEAN], points.state[LOG_SCALE])
-        start = problem.draw("Black-box VI", 1, self.max_start_epoch, 0, randomness).start
+        start = problem.draw(self.title, 1, self.max_start_epoch, 0, randomness).start
         mode = frame.enter(descend(points, problem, start, self.steps, self.step_size, randomness))[0]
         scale = 1.0 if frame.coordinates is not None else self.first_scale
         return MeanField(mode, torch.full_like(mode, math.log(scale)))

@@ -56,7 +56,7 @@ from pseudocoresets.core.state import STEP_SIZE, Motion, at_rest
 from pseudocoresets.gradients import Differences, GradientEstimator, Outcome, Terminal, build_gradient
 from pseudocoresets.gradients.learned import learned_tensors, with_gradient
 from pseudocoresets.kernels.kernel import positive_step_size
-from pseudocoresets.methods.estimator import fresh_parameters, network_of, require_at_least, with_network
+from pseudocoresets.methods.estimator import fresh_parameters, network_of, with_network
 from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss, StateShape
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.models.networks import network_names, require_network
@@ -96,16 +96,15 @@ class BPTT(GradientMethod):
     needs_source: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require_at_least(
-            f"The method '{self.name}'",
-            steps=(self.steps, 1),
-            burn_in=(self.burn_in, 0),
-            horizon=(self.horizon, self.burn_in + self.steps),
-            unrolls=(self.unrolls, 1),
-            chains=(self.chains, self.unrolls),
-            batch_size=(self.batch_size, 1),
-            step_size_learning_rate=(self.step_size_learning_rate, 0),
-            points_per_step=(self.points_per_step, 0),
+        self.require_at_least(
+            steps=1,
+            burn_in=0,
+            horizon=self.burn_in + self.steps,
+            unrolls=1,
+            chains=self.unrolls,
+            batch_size=1,
+            step_size_learning_rate=0,
+            points_per_step=0,
         )
         positive_step_size(self.step_size)
         build_gradient(self.gradient)
@@ -173,7 +172,7 @@ class BPTT(GradientMethod):
 
     def descend(self, points: Points, problem: Problem, start: Motion, randomness: Randomness) -> Outcome:
         """The steps from ``start`` and the loss of a batch of real data at their ends."""
-        x, y = problem.real_batch(f"The method '{self.name}'", self.batch_size, randomness)
+        x, y = problem.real_batch(self.title, self.batch_size, randomness)
         if self.augment_real:
             x = problem.transformation(len(x), randomness)(x)
         descent = problem.descent(points, self.steps, self.points_per_step, self.momentum)

@@ -67,11 +67,7 @@ class ContrastiveDivergence(GradientMethod):
     name: ClassVar[str] = "cd"
 
     def __post_init__(self) -> None:
-        if self.expert_epochs < 0 or self.chains < 1 or self.steps < 1 or self.sigma < 0:
-            raise InputError(
-                "Contrastive divergence needs expert_epochs >= 0, chains >= 1, steps >= 1 and sigma >= 0; got "
-                f"expert_epochs={self.expert_epochs}, chains={self.chains}, steps={self.steps}, sigma={self.sigma}."
-            )
+        self.require_at_least(expert_epochs=0, chains=1, steps=1, sigma=0)
         if self.step_size_learning_rate < 0 or (self.step_size_learning_rate > 0 and self.expert_epochs == 0):
             raise InputError(
                 "Contrastive divergence learns its step size from the expert's lead: that needs expert_epochs >= 1 "
@@ -100,7 +96,7 @@ class ContrastiveDivergence(GradientMethod):
 
     def sample_phases(self, points: Points, problem: Problem, randomness: Randomness) -> Phases:
         """Where the chains start and end, and the experts, without a graph."""
-        draw = problem.draw("Contrastive divergence", self.chains, self.max_start_epoch, self.expert_epochs, randomness)
+        draw = problem.draw(self.title, self.chains, self.max_start_epoch, self.expert_epochs, randomness)
         start = problem.perturbed(draw.start, self.sigma, points, randomness)
         positive = start if self.expert_epochs == 0 else problem.perturbed(draw.later, self.sigma, points, randomness)
         kernel = build_kernel(self.kernel, self.step_size)

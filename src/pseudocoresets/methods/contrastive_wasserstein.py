@@ -24,7 +24,7 @@ from typing import ClassVar
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.gradients import GradientEstimator
-from pseudocoresets.methods.estimator import phase_difference, require_at_least
+from pseudocoresets.methods.estimator import phase_difference
 from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.methods.wasserstein import Wasserstein
@@ -47,7 +47,7 @@ class ContrastiveWasserstein(GradientMethod):
     name: ClassVar[str] = "cd-wasserstein"
 
     def __post_init__(self) -> None:
-        require_at_least("The combined method", sigma=(self.sigma, 0), weight=(self.weight, 0))
+        self.require_at_least(sigma=0, weight=0)
         self.matching()
 
     def matching(self) -> Wasserstein:
@@ -66,7 +66,7 @@ class ContrastiveWasserstein(GradientMethod):
         return self.matching().hyperparameters()
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
-        draw = problem.draw("The combined method", self.chains, self.max_start_epoch, self.expert_epochs, randomness)
+        draw = problem.draw(self.title, self.chains, self.max_start_epoch, self.expert_epochs, randomness)
         match = self.matching().match(points, problem, draw, randomness)
         positive = problem.perturbed(draw.later, self.sigma, points, randomness)
         negative = problem.perturbed(match.end.position, self.sigma, points, randomness)

@@ -225,13 +225,6 @@ def fresh_parameters(network: Network, count: int, like: Tensor, randomness: Ran
     return network.draw(count, randomness.device).to(like)
 
 
-def require_at_least(method: str, **bounds: tuple[float, float]) -> None:
-    """Raise unless each named value reaches its bound: ``steps=(value, least)``."""
-    wrong = [f"{name} >= {least:g} (got {value:g})" for name, (value, least) in bounds.items() if not value >= least]
-    if wrong:
-        raise InputError(f"{method} needs {', '.join(wrong)}.")
-
-
 def _transformation_of_kind(problem: Problem, kind: str | None, count: int, randomness: Randomness) -> Transformation:
     if kind is None or problem.augmentation is None:
         return lambda x: x

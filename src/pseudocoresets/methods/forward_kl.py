@@ -33,7 +33,6 @@ from pseudocoresets.methods.estimator import (
     descend,
     energy_difference,
     gaussian_samples,
-    require_at_least,
 )
 from pseudocoresets.methods.method import GradientMethod, Loss
 from pseudocoresets.methods.problem import Problem
@@ -57,20 +56,7 @@ class ForwardKL(GradientMethod):
     name: ClassVar[str] = "fkl"
 
     def __post_init__(self) -> None:
-        require_at_least(
-            "The forward KL",
-            expert_epochs=(self.expert_epochs, 0),
-            chains=(self.chains, 1),
-            steps=(self.steps, 0),
-            samples=(self.samples, 1),
-            sigma=(self.sigma, 0),
-            expert_sigma=(self._expert_sigma, 0),
-            at_once=(self.at_once, 1),
-        )
-
-    @property
-    def _expert_sigma(self) -> float:
-        return self.sigma if self.expert_sigma is None else self.expert_sigma
+        self.require_at_least(expert_epochs=0, chains=1, steps=0, samples=1, sigma=0, expert_sigma=0, at_once=1)
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         positive, negative = self.sample_phases(points, problem, randomness)
@@ -78,7 +64,8 @@ class ForwardKL(GradientMethod):
 
     def sample_phases(self, points: Points, problem: Problem, randomness: Randomness) -> tuple[Tensor, Tensor]:
         """Samples of the two Gaussians, each (chains * samples, parameters), without a graph."""
-        draw = problem.draw("The forward KL", self.chains, self.max_start_epoch, self.expert_epochs, randomness)
+        draw = problem.draw(self.title, self.chains, self.max_start_epoch, self.expert_epochs, randomness)
         end = descend(points, problem, draw.start, self.steps, self.step_size, randomness)
-        positive = gaussian_samples(points, problem, draw.later, self.samples, self._expert_sigma, randomness)
+        sigma = self.sigma if self.expert_sigma is None else self.expert_sigma
+        positive = gaussian_samples(points, problem, draw.later, self.samples, sigma, randomness)
         return positive, gaussian_samples(points, problem, end, self.samples, self.sigma, randomness)

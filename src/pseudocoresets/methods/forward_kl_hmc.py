@@ -27,7 +27,6 @@ from pseudocoresets.methods.estimator import (
     descend,
     energy_difference,
     gaussian_samples,
-    require_at_least,
 )
 from pseudocoresets.methods.method import GradientMethod, Loss
 from pseudocoresets.methods.problem import Problem
@@ -52,20 +51,11 @@ class ForwardKLByHMC(GradientMethod):
     name: ClassVar[str] = "fkl-hmc"
 
     def __post_init__(self) -> None:
-        require_at_least(
-            "The forward KL by HMC",
-            expert_epochs=(self.expert_epochs, 0),
-            chains=(self.chains, 1),
-            steps=(self.steps, 0),
-            burn_in=(self.burn_in, 0),
-            samples=(self.samples, 1),
-            sigma=(self.sigma, 0),
-            at_once=(self.at_once, 1),
-        )
+        self.require_at_least(expert_epochs=0, chains=1, steps=0, burn_in=0, samples=1, sigma=0, at_once=1)
         HMC(self.step_size, self.leapfrog_steps)
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
-        draw = problem.draw("The forward KL", self.chains, self.max_start_epoch, self.expert_epochs, randomness)
+        draw = problem.draw(self.title, self.chains, self.max_start_epoch, self.expert_epochs, randomness)
         mode = descend(points, problem, draw.start, self.steps, self.descent_step_size, randomness)
         seen = replace(points, x=problem.transformation(len(points.x), randomness)(points.x))
         plain = problem.without_augmentation()

@@ -48,7 +48,7 @@ class ForwardKLByLaplace(ForwardKL):
             raise InputError(f"The bound on the Laplace deviation must be positive or none; got {self.laplace_sigma}.")
 
     def sample_phases(self, points: Points, problem: Problem, randomness: Randomness) -> tuple[Tensor, Tensor]:
-        draw = problem.draw("The forward KL", self.chains, self.max_start_epoch, self.expert_epochs, randomness)
+        draw = problem.draw(self.title, self.chains, self.max_start_epoch, self.expert_epochs, randomness)
         modes = descend(points, problem, draw.start, self.steps, self.step_size, randomness)
         seen = replace(points, x=problem.transformation(len(points.x), randomness)(points.x))
         negative = self.sample_coreset(seen, problem, modes, randomness)

@@ -60,6 +60,22 @@ class GradientMethod(ABC):
     """Whether it learns the points themselves, or only what belongs to them."""
 
     @property
+    def title(self) -> str:
+        """What messages call it."""
+        return f"The method '{self.name or type(self).__name__}'"
+
+    def require_at_least(self, **least: float) -> None:
+        """Refuse options below their bounds, such as ``steps=1``; one that is None has none."""
+        values = {name: getattr(self, name) for name in least}
+        wrong = [
+            f"{name} >= {least[name]:g} (got {value:g})"
+            for name, value in values.items()
+            if value is not None and not value >= least[name]
+        ]
+        if wrong:
+            raise InputError(f"{self.title} needs {', '.join(wrong)}.")
+
+    @property
     def repeats(self) -> bool:
         """Whether every iteration does the same with other numbers, so that a device may capture one and repeat it.
 
@@ -76,7 +92,7 @@ class GradientMethod(ABC):
         """The form of this method that reads the data in one noisy release, whose noise has this deviation for each
         unit by which one example changes it; most methods have none."""
         raise InputError(
-            f"The method '{self.name or type(self).__name__}' has no private form; use 'dm', private experts with a "
+            f"{self.title} has no private form; use 'dm', private experts with a "
             "method that learns from experts alone, or data that were made privately."
         )
 

@@ -32,7 +32,7 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import STEP_SIZE
 from pseudocoresets.kernels import AdjustedKernel, AnyKernel, build_kernel, run_chain, with_step_size
-from pseudocoresets.methods.estimator import energy_difference, require_at_least
+from pseudocoresets.methods.estimator import energy_difference
 from pseudocoresets.methods.method import GradientMethod, Loss, StateShape
 from pseudocoresets.methods.problem import Problem
 
@@ -66,19 +66,11 @@ class PersistentContrastiveDivergence(GradientMethod):
     name: ClassVar[str] = "pcd"
 
     def __post_init__(self) -> None:
-        require_at_least(
-            "Persistent contrastive divergence",
-            expert_epochs=(self.expert_epochs, 0),
-            chains=(self.chains, 1),
-            steps=(self.steps, 1),
-            at_once=(self.at_once, 1),
-        )
+        self.require_at_least(expert_epochs=0, chains=1, steps=1, at_once=1)
         build_kernel(self.kernel, self.step_size)
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
-        draw = problem.draw(
-            "Persistent contrastive divergence", self.chains, self.max_start_epoch, self.expert_epochs, randomness
-        )
+        draw = problem.draw(self.title, self.chains, self.max_start_epoch, self.expert_epochs, randomness)
         moved = self._moved(points.state.get(PLACES, draw.later), points, problem, randomness)
         loss = energy_difference(points, problem, draw.later, moved.places, randomness, self.at_once)
         state = {PLACES: moved.places, STEP_SIZE: points.x.new_tensor(moved.step_size)}

@@ -40,7 +40,6 @@ from pseudocoresets.methods.estimator import (
     descend,
     draw_kind,
     real_energies,
-    require_at_least,
 )
 from pseudocoresets.methods.method import GradientMethod, Loss
 from pseudocoresets.methods.problem import Problem
@@ -63,22 +62,15 @@ class PseudocoresetVI(GradientMethod):
     learns_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_at_least(
-            "PSVI",
-            steps=(self.steps, 0),
-            samples=(self.samples, 2),
-            langevin_steps=(self.langevin_steps, 1),
-            batch_size=(self.batch_size, 1),
-            at_once=(self.at_once, 1),
-        )
+        self.require_at_least(steps=0, samples=2, langevin_steps=1, batch_size=1, at_once=1)
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         if not problem.energy.temperature > 0:
             raise InputError("PSVI needs a positive temperature: its samples must differ.")
-        draw = problem.draw("PSVI", 1, self.max_start_epoch, 0, randomness)
+        draw = problem.draw(self.title, 1, self.max_start_epoch, 0, randomness)
         samples = self.sample_coreset(points, problem, draw.start, randomness)
         kind = draw_kind(problem, self.siamese, randomness)
-        real = real_energies(problem, "PSVI", samples, self.batch_size, randomness, self.at_once, kind)
+        real = real_energies(problem, self.title, samples, self.batch_size, randomness, self.at_once, kind)
         scale = problem.energy.data_size / problem.energy.temperature
         return covariance_loss(points, problem, samples, real, scale, randomness, self.at_once, kind)
 

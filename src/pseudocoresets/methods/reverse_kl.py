@@ -36,7 +36,6 @@ from pseudocoresets.methods.estimator import (
     draw_kind,
     gaussian_samples,
     real_energies,
-    require_at_least,
 )
 from pseudocoresets.methods.method import GradientMethod, Loss
 from pseudocoresets.methods.problem import Problem
@@ -58,20 +57,14 @@ class ReverseKL(GradientMethod):
     name: ClassVar[str] = "rkl"
 
     def __post_init__(self) -> None:
-        require_at_least(
-            "The reverse KL",
-            steps=(self.steps, 0),
-            samples=(self.samples, 2),
-            batch_size=(self.batch_size, 1),
-            at_once=(self.at_once, 1),
-        )
+        self.require_at_least(steps=0, samples=2, batch_size=1, at_once=1)
         if not self.sigma > 0:
             raise InputError(f"The reverse KL needs a positive sigma; got {self.sigma}.")
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
-        draw = problem.draw("The reverse KL", 1, self.max_start_epoch, 0, randomness)
+        draw = problem.draw(self.title, 1, self.max_start_epoch, 0, randomness)
         end = descend(points, problem, draw.start, self.steps, self.step_size, randomness)
         samples = gaussian_samples(points, problem, end, self.samples, self.sigma, randomness)
         kind = draw_kind(problem, self.siamese, randomness)
-        real = real_energies(problem, "The reverse KL", samples, self.batch_size, randomness, self.at_once, kind)
+        real = real_energies(problem, self.title, samples, self.batch_size, randomness, self.at_once, kind)
         return covariance_loss(points, problem, samples, real, self.sigma**-2, randomness, self.at_once, kind)

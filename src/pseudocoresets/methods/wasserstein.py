@@ -39,7 +39,6 @@ from pseudocoresets.core.source import Draw
 from pseudocoresets.core.state import STEP_SIZE, Motion, at_rest
 from pseudocoresets.gradients import Differences, GradientEstimator, Outcome, Stored, Terminal, build_gradient
 from pseudocoresets.kernels.kernel import positive_step_size
-from pseudocoresets.methods.estimator import require_at_least
 from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss
 from pseudocoresets.methods.problem import Problem
 
@@ -62,14 +61,7 @@ class Wasserstein(GradientMethod):
     name: ClassVar[str] = "wasserstein"
 
     def __post_init__(self) -> None:
-        require_at_least(
-            f"The method '{self.name}'",
-            expert_epochs=(self.expert_epochs, 1),
-            chains=(self.chains, 1),
-            steps=(self.steps, 1),
-            points_per_step=(self.points_per_step, 0),
-            step_size_learning_rate=(self.step_size_learning_rate, 0),
-        )
+        self.require_at_least(expert_epochs=1, chains=1, steps=1, points_per_step=0, step_size_learning_rate=0)
         positive_step_size(self.step_size)
         build_gradient(self.gradient)
 
@@ -81,8 +73,7 @@ class Wasserstein(GradientMethod):
         return {STEP_SIZE: Hyperparameter(self.step_size, self.step_size_learning_rate)}
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
-        whose = f"The method '{self.name}'"
-        draw = problem.draw(whose, self.chains, self.max_start_epoch, self.expert_epochs, randomness)
+        draw = problem.draw(self.title, self.chains, self.max_start_epoch, self.expert_epochs, randomness)
         value = self.match(points, problem, draw, randomness).loss
         return Loss(value, {STEP_SIZE: points.hyperparameters[STEP_SIZE].detach()})
 

@@ -35,7 +35,7 @@ from pseudocoresets.core.state import STEP_SIZE, at_rest
 from pseudocoresets.gradients import Differences, GradientEstimator, Stored, build_gradient
 from pseudocoresets.kernels.kernel import positive_step_size
 from pseudocoresets.methods.bptt import real_energy
-from pseudocoresets.methods.estimator import fresh_parameters, network_of, require_at_least
+from pseudocoresets.methods.estimator import fresh_parameters, network_of
 from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss
 from pseudocoresets.methods.problem import Problem
 
@@ -57,14 +57,7 @@ class DatasetDistillation(GradientMethod):
     needs_source: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require_at_least(
-            "The method 'dd'",
-            steps=(self.steps, 1),
-            epochs=(self.epochs, 1),
-            batch_size=(self.batch_size, 1),
-            networks=(self.networks, 1),
-            step_size_learning_rate=(self.step_size_learning_rate, 0),
-        )
+        self.require_at_least(steps=1, epochs=1, batch_size=1, networks=1, step_size_learning_rate=0)
         positive_step_size(self.step_size)
         build_gradient(self.gradient)
 
@@ -78,7 +71,7 @@ class DatasetDistillation(GradientMethod):
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         start = fresh_parameters(network_of(problem, self.name), self.networks, points.x, randomness)
-        x, y = problem.real_batch("The method 'dd'", self.batch_size, randomness)
+        x, y = problem.real_batch(self.title, self.batch_size, randomness)
         state = dict(points.state) or {f"part {t}": part for t, part in enumerate(step_parts(points, self.steps))}
         parts = [state[f"part {t}"] for t in range(self.steps)]
         descent = replace(problem.descent(points, self.steps * self.epochs), subsets=parts * self.epochs)

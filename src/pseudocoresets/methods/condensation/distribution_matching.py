@@ -30,7 +30,7 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.methods.condensation.classes import class_means, membership
 from pseudocoresets.methods.condensation.private_matching import PrivateMatching
-from pseudocoresets.methods.estimator import fresh_parameters, network_of, require_at_least, shared_transformation
+from pseudocoresets.methods.estimator import fresh_parameters, network_of, shared_transformation
 from pseudocoresets.methods.method import GradientMethod, Loss
 from pseudocoresets.methods.problem import BATCH_SIZE, Problem
 
@@ -48,8 +48,7 @@ class DistributionMatching(GradientMethod):
     needs_source: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        bounds = {name: (value, 1) for name, value in vars(self).items()}
-        require_at_least("Distribution matching", **bounds)
+        self.require_at_least(batch_size=1, networks=1, at_once=1)
 
     def private(self, noise_multiplier: float) -> PrivateMatching:
         return PrivateMatching(noise_multiplier, self.networks, self.at_once)
@@ -62,7 +61,7 @@ class DistributionMatching(GradientMethod):
         network = network_of(problem, self.name)
         classes = network.spec.classes
         theta = fresh_parameters(network, 1, points.x, randomness)[0]
-        x, y, _ = problem.real_class_batch("Distribution matching", self.batch_size, randomness)
+        x, y, _ = problem.real_class_batch(self.title, self.batch_size, randomness)
         augment = shared_transformation(problem, randomness)
         features = partial(problem.backend.features, network, theta)
         with torch.no_grad():

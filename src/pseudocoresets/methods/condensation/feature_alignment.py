@@ -47,7 +47,6 @@ from pseudocoresets.methods.estimator import (
     fresh_parameters,
     network_of,
     repeated_loss,
-    require_at_least,
     shared_transformation,
 )
 from pseudocoresets.methods.method import GradientMethod, Loss, StateShape
@@ -83,15 +82,8 @@ class FeatureAlignment(GradientMethod):
     """Whether it looks at augmented images."""
 
     def __post_init__(self) -> None:
-        require_at_least(
-            f"The method '{self.name}'",
-            early_weight=(self.early_weight, 0),
-            discrimination=(self.discrimination, 0),
-            settled=(self.settled, 0),
-            moved=(self.moved, 0),
-            most_epochs=(self.most_epochs, 1),
-            batch_size=(self.batch_size, 1),
-            watched_images=(self.watched_images, 1),
+        self.require_at_least(
+            early_weight=0, discrimination=0, settled=0, moved=0, most_epochs=1, batch_size=1, watched_images=1
         )
         positive_step_size(self.step_size)
 
@@ -118,7 +110,7 @@ class FeatureAlignment(GradientMethod):
     def misalignment(self, theta: Tensor, points: Points, problem: Problem, randomness: Randomness) -> Tensor:
         """L at the network ``theta`` (size,), differentiable in the points."""
         network = network_of(problem, self.name)
-        batch = problem.real_class_batch(self._who, self.batch_size, randomness)
+        batch = problem.real_class_batch(self.title, self.batch_size, randomness)
         augment = shared_transformation(problem, randomness)
         wanted, embeddings = _real_features(network, theta, batch, augment, problem)
         classes = len(batch.counts)
@@ -133,10 +125,6 @@ class FeatureAlignment(GradientMethod):
         scores = (embeddings @ class_means(layers[-1], members).T).masked_fill(~both, -torch.inf)
         losses = F.cross_entropy(scores, batch.y, reduction="none").where(both[batch.y], 0.0)
         return total + self.discrimination * losses.sum()
-
-    @property
-    def _who(self) -> str:
-        return f"The method '{self.name}'"
 
     def _trained(self, network: Network, points: Points, problem: Problem, randomness: Randomness) -> Tensor:
         """The network carried on, after as many epochs as its accuracies ask for."""
@@ -167,7 +155,7 @@ class FeatureAlignment(GradientMethod):
 
     def _accuracy(self, network: Network, theta: Tensor, problem: Problem, randomness: Randomness) -> Tensor:
         """The share of fresh real images that the network names rightly."""
-        x, y, _ = problem.real_class_batch(self._who, self.watched_images, randomness)
+        x, y, _ = problem.real_class_batch(self.title, self.watched_images, randomness)
         return (problem.backend.probabilities(network, theta[None], x)[0].argmax(-1) == y).float().mean()
 
     def _lie_within(self, accuracies: Tensor, distance: float) -> bool:

@@ -50,7 +50,6 @@ from pseudocoresets.methods.estimator import (
     fresh_parameters,
     network_of,
     repeated_loss,
-    require_at_least,
     shared_transformation,
 )
 from pseudocoresets.methods.method import GradientMethod, Loss, StateShape
@@ -82,12 +81,7 @@ class GradientMatching(GradientMethod):
     """Whether it looks at augmented images."""
 
     def __post_init__(self) -> None:
-        require_at_least(
-            f"The method '{self.name}'",
-            matches=(self.matches, 1),
-            epochs=(self.epochs, 1),
-            batch_size=(self.batch_size, 1),
-        )
+        self.require_at_least(matches=1, epochs=1, batch_size=1)
         positive_step_size(self.step_size)
         if not isinstance(build_gradient(self.gradient), Exact | Differences):
             raise InputError(f"The gradient of '{self.name}' is exact or differences; got {self.gradient}.")
@@ -115,7 +109,7 @@ class GradientMatching(GradientMethod):
     def distance(self, theta: Tensor, points: Points, problem: Problem, randomness: Randomness) -> Tensor:
         """L at the network ``theta`` (size,), differentiable in the points."""
         network = network_of(problem, self.name)
-        batch = problem.real_class_batch(f"The method '{self.name}'", self.batch_size, randomness)
+        batch = problem.real_class_batch(self.title, self.batch_size, randomness)
         augment = shared_transformation(problem, randomness)
         real, labels = augment(batch.x).split(batch.counts), batch.y.split(batch.counts)
         seen = replace(points, x=augment(points.x))

@@ -35,7 +35,7 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.methods.condensation.tangent_kernels import FiniteNetwork, InfiniteConvNet, TangentKernel
-from pseudocoresets.methods.estimator import fresh_parameters, network_of, require_at_least
+from pseudocoresets.methods.estimator import fresh_parameters, network_of
 from pseudocoresets.methods.method import GradientMethod, Loss
 from pseudocoresets.methods.problem import Problem
 
@@ -56,18 +56,13 @@ class KernelInducingPoints(GradientMethod):
     needs_source: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require_at_least(
-            "The method 'kip'",
-            ridge=(self.ridge, 0),
-            batch_size=(self.batch_size, 1),
-            covariances_at_once=(self.covariances_at_once, 0),
-        )
+        self.require_at_least(ridge=0, batch_size=1, covariances_at_once=0)
         if self.kernel not in KERNELS:
             raise InputError(f"The kernel of 'kip' must be one of {', '.join(KERNELS)}; got '{self.kernel}'.")
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         kernel, classes = self._kernel(points, problem, randomness), network_of(problem, self.name).spec.classes
-        x, y = problem.real_batch("The method 'kip'", self.batch_size, randomness)
+        x, y = problem.real_batch(self.title, self.batch_size, randomness)
         wanted, known = (_centred(labels, classes) for labels in (y, points.y))
         gram, cross = kernel.gram(points.x).double(), kernel.cross(x, points.x).double()
         noise = self.ridge * gram.trace() / len(gram) * (points.weights.mean() / points.weights).double()

@@ -35,7 +35,7 @@ from pseudocoresets.core.seeds import Randomness, generator_for
 from pseudocoresets.data.augmentation import Transformation
 from pseudocoresets.dp import Entropy, SystemEntropy, clipped, noisy_sum
 from pseudocoresets.methods.condensation.classes import class_means, membership
-from pseudocoresets.methods.estimator import network_of, require_at_least, shared_transformation
+from pseudocoresets.methods.estimator import network_of, shared_transformation
 from pseudocoresets.methods.method import GradientMethod, Loss, StateShape
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.methods.solver import full_data
@@ -65,12 +65,7 @@ class PrivateMatching(GradientMethod):
     needs_source: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require_at_least(
-            "Private distribution matching",
-            networks=(self.networks, 1),
-            at_once=(self.at_once, 1),
-            noise_multiplier=(self.noise_multiplier, 0),
-        )
+        self.require_at_least(networks=1, at_once=1, noise_multiplier=0)
 
     @property
     def repeats(self) -> bool:
