@@ -15,6 +15,7 @@ from torch import Tensor
 from pseudocoresets._io.documents import json_text
 from pseudocoresets._io.files import replacing, write_text
 from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.extras import installed_by
 
 Columns = dict[str, NDArray[Any]]
 
@@ -71,11 +72,9 @@ def write_csv(path: str | os.PathLike[str], columns: Columns) -> None:
 
 
 def write_parquet(path: str | os.PathLike[str], columns: Columns) -> None:
-    try:
+    with installed_by("parquet", "Parquet files, unlike CSV, need pyarrow"):
         import pyarrow
         from pyarrow import parquet
-    except ImportError:
-        raise InputError("Parquet files need pyarrow: pip install 'pseudocoresets[parquet]', or use CSV.") from None
     with replacing(path) as temporary:
         parquet.write_table(pyarrow.table(columns), temporary)
 

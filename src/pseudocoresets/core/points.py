@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.text import listed
 
 
 @runtime_checkable
@@ -121,8 +122,7 @@ class Rows:
         names, targets = column_names(table), [target] if isinstance(target, str) else list(target)
         missing = [name for name in targets if name not in names]
         if missing:
-            listed = ", ".join(f"'{name}'" for name in names[:20])
-            raise InputError(f"There is no column '{missing[0]}'; the columns are {listed}.")
+            raise InputError(f"There is no column '{missing[0]}'; the columns are {listed(names)}.")
         features = [name for name in names if name not in targets]
         columns = [_numbers(table[name], f"Column '{name}'") for name in features]
         columns += [torch.ones_like(_numbers(table[targets[0]], f"Column '{targets[0]}'"))] * intercept

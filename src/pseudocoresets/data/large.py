@@ -29,6 +29,7 @@ from pseudocoresets.core.fingerprint import DIGEST_BYTES, fingerprint
 from pseudocoresets.core.mapping import Mapper, in_this_process
 from pseudocoresets.core.points import BatchFunction, Rows
 from pseudocoresets.core.seeds import Randomness, derive_seed
+from pseudocoresets.core.text import listed
 from pseudocoresets.data.tables import (
     EMBEDDED,
     HELD_OUT_SHARE,
@@ -37,7 +38,8 @@ from pseudocoresets.data.tables import (
     SYNTHETIC,
     PosteriorData,
     class_name,
-    import_parquet,
+    parquet_file,
+    require_column,
 )
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.models.glm import LinearRegression, SoftmaxRegression
@@ -70,7 +72,7 @@ def is_large(source: str) -> bool:
         return True
     if path.suffix.lower() != ".parquet" or not path.is_file():
         return False
-    about = _parquet_file(path).metadata
+    about = parquet_file(path).metadata
     return bool(about.num_rows * about.num_columns * BYTES_PER_VALUE > host_memory() / 2)
 
 
@@ -138,10 +140,8 @@ class LargeTable:
             raise InputError(
                 f"'{source}' is neither a Parquet file nor a folder of such files, which are read in parts."
             )
-        names: list[str] = list(_parquet_file(paths[0]).schema_arrow.names)
-        if target not in names:
-            listed = ", ".join(f"'{name}'" for name in names[:20])
-            raise InputError(f"There is no column '{target}' in '{source}'; its columns are {listed}.")
+        names: list[str] = list(parquet_file(paths[0]).schema_arrow.names)
+        require_column(target, source, names)
         if len(names) < 2 or len(names) > LARGEST_WIDTH:
             raise InputError(f"'{source}' has {len(names) - 1} features; between 1 and {LARGEST_WIDTH:,} can be used.")
         parts = tuple(part for path in paths for part in _parts_of(path, set(names)))
@@ -188,7 +188,7 @@ class LargeTable:
         """
         part, begin = self.parts[index], 0
         names = [*self.features, self.target]
-        file = _parquet_file(part.path)
+        file = parquet_file(part.path)
         for batch in file.iter_batches(self.batch_rows, row_groups=list(part.groups), columns=names, use_threads=False):
             end = begin + batch.num_rows
             if only is None:
@@ -207,15 +207,8 @@ class LargeTable:
         return x
 
 
-def _parquet_file(path: Path) -> Any:
-    try:
-        return import_parquet().ParquetFile(path)
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"'{path}' is not a Parquet file ({error}).") from None
-
-
 def _parts_of(path: Path, names: set[str]) -> Iterator[Part]:
-    file, about = _parquet_file(path), path.stat()
+    file, about = parquet_file(path), path.stat()
     if set(file.schema_arrow.names) != names:
         raise InputError(f"'{path}' has other columns than the first file of the folder; give all files the same.")
     stamp = about.st_size, about.st_mtime_ns
@@ -404,8 +397,7 @@ class _Whole:
         values, vectors = np.linalg.eigh(correlation)
         if values[0] < SMALLEST_EIGENVALUE * values[-1]:
             involved = [table.features[i] for i in np.flatnonzero(np.abs(vectors[:, 0]) > 1e-3)]
-            listed = ", ".join(f"'{name}'" for name in involved[:6])
-            raise InputError(f"The columns {listed} are combinations of one another; remove one of them.")
+            raise InputError(f"The columns {listed(involved, 6)} are combinations of one another; remove one of them.")
 
     def residual_deviation(self) -> float:
         """Of the least-squares fit, in units of the target's deviation."""

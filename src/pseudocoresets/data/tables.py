@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pseudocoresets.core.errors import FileFormatError, InputError
+from pseudocoresets.core.extras import installed_by
 from pseudocoresets.core.points import FullData, Rows, random_positions
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.seeds import Randomness, derive_seed
+from pseudocoresets.core.text import first_line, listed
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.models.named import MODELS, build_model
 
@@ -190,8 +192,8 @@ def _read_file(path: Path, choice: Choice, model: str) -> Table:
         raise InputError(f"There is no file '{path}'.")
     columns = _read_csv(path) if path.suffix.lower() == ".csv" else _read_parquet(path)
     for name in (choice.target, choice.event, choice.group):
-        if name is not None and name not in columns:
-            raise InputError(_no_column(name, path, columns))
+        if name is not None:
+            require_column(name, path, columns)
     if len(next(iter(columns.values()), [])) == 0:
         raise InputError(f"'{path}' has no rows; at least 5 are needed to hold some out.")
     event = None if choice.event is None else _numbers(choice.event, columns.pop(choice.event))
@@ -200,7 +202,7 @@ def _read_file(path: Path, choice: Choice, model: str) -> Table:
         return replace(formula_table(choice.formula, columns), event=event, group=group)
     target = choice.target
     if target is None and model != "gaussian-mean":
-        raise InputError(f"Name the target column of '{path}' with --target; its columns are {_listed(columns)}.")
+        raise InputError(f"Name the target column of '{path}' with --target; its columns are {listed(list(columns))}.")
     if len(columns) > LARGEST_WIDTH:
         raise InputError(
             f"'{path}' has {len(columns):,} columns; a posterior of at most {LARGEST_WIDTH:,} coefficients is measured "
@@ -218,12 +220,10 @@ def formula_table(formula: str, columns: Mapping[str, Sequence[Any]]) -> Table:
 
     A target of text is a class. Columns that the formula does not mention do not matter.
     """
-    try:
+    with installed_by("formula", "Formulas need formulaic"):
         import pandas
         from formulaic import ModelMatrices, model_matrix
         from formulaic.errors import FormulaicError
-    except ImportError:
-        raise InputError("Formulas need formulaic: pip install 'pseudocoresets[formula]'.") from None
     mentioned = {name: values for name, values in columns.items() if "." in formula or name in formula}
     frame = pandas.DataFrame({name: _target_values(name, values) for name, values in mentioned.items()})
     left, tilde, features = formula.partition("~")
@@ -234,7 +234,7 @@ def formula_table(formula: str, columns: Mapping[str, Sequence[Any]]) -> Table:
             features if classes else formula, frame.drop(columns=[target] * classes), context={}
         )
     except (FormulaicError, SyntaxError, ValueError, KeyError, NameError) as error:
-        raise InputError(f"The formula '{formula}' cannot be used ({_first_line(error)}).") from None
+        raise InputError(f"The formula '{formula}' cannot be used ({first_line(error)}).") from None
     if classes:
         y, right = np.asarray(frame[target], dtype=str), matrices
     elif isinstance(matrices, ModelMatrices) and "lhs" in matrices._to_dict() and matrices.lhs.shape[1] == 1:
@@ -248,10 +248,6 @@ def formula_table(formula: str, columns: Mapping[str, Sequence[Any]]) -> Table:
             f"The formula '{formula}' names {right.shape[1]:,} features; a model needs between 1 and {LARGEST_WIDTH:,}."
         )
     return Table(right.to_numpy(np.float64), y, tuple(map(str, right)), target)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def check_columns(table: Table) -> None:
@@ -276,7 +272,7 @@ def check_columns(table: Table) -> None:
     column = f"Column '{table.columns[order[rank]]}'"
     if len(others) == 1:
         raise InputError(f"{column} says the same as '{others[0]}', up to scale; remove one of them.")
-    raise InputError(f"{column} is a combination of {_listed(others[:5])}{', ...' * (len(others) > 5)}; remove it.")
+    raise InputError(f"{column} is a combination of {listed(others, 5)}; remove it.")
 
 
 def _read_csv(path: Path) -> dict[str, list[str]]:
@@ -315,13 +311,17 @@ def _read_parquet(path: Path) -> dict[str, list[Any]]:
 
 def import_parquet() -> Any:
     """pyarrow's Parquet module, which comes with the extra ``parquet``."""
-    try:
+    with installed_by("parquet", "Parquet files, unlike CSV, need pyarrow"):
         import pyarrow.parquet as parquet
-    except ImportError:
-        raise InputError(
-            "Reading Parquet files needs pyarrow: pip install 'pseudocoresets[parquet]', or use a CSV file."
-        ) from None
     return parquet
+
+
+def parquet_file(path: Path) -> Any:
+    """A file whose rows are still to be read."""
+    try:
+        return import_parquet().ParquetFile(path)
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"'{path}' is not a Parquet file ({error}).") from None
 
 
 def _numbers(name: str, values: Sequence[Any]) -> NDArray[np.float64]:
@@ -363,12 +363,9 @@ def _target_values(name: str, values: Sequence[Any]) -> Array:
     return numbers
 
 
-def _no_column(name: str, path: Path, columns: Iterable[str]) -> str:
-    return f"There is no column '{name}' in '{path}'; its columns are {_listed(columns)}."
-
-
-def _listed(columns: Iterable[str]) -> str:
-    return ", ".join(f"'{name}'" for name in columns)
+def require_column(name: str, path: Path, columns: Iterable[str]) -> None:
+    if name not in columns:
+        raise InputError(f"There is no column '{name}' in '{path}'; its columns are {listed(list(columns))}.")
 
 
 # --- from a table to a model --------------------------------------------------------------------
@@ -485,8 +482,7 @@ class ParquetData:
     def __post_init__(self) -> None:
         if not Path(self.path).is_file():
             raise InputError(f"There is no file '{self.path}'.")
-        if self.target not in self._names:
-            raise InputError(_no_column(self.target, self.path, self._names))
+        require_column(self.target, self.path, self._names)
 
     def __len__(self) -> int:
         return int(self._file().metadata.num_rows)
@@ -500,10 +496,7 @@ class ParquetData:
         return tuple(self._file().schema_arrow.names)
 
     def _file(self) -> Any:
-        try:
-            return import_parquet().ParquetFile(self.path)
-        except (OSError, ValueError) as error:
-            raise FileFormatError(f"'{self.path}' is not a Parquet file ({error}).") from None
+        return parquet_file(self.path)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self._file().iter_batches(self.batch_size):

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.extras import installed_by
 from pseudocoresets.dp.guarantee import Budget, Guarantee, Release
 
 PACKAGE = "dp-accounting"
@@ -70,11 +71,7 @@ def accountant_name() -> str:
 
 
 def _accounting() -> Any:
-    try:
+    with installed_by("privacy", "Privacy is accounted for by the package dp-accounting"):
         import dp_accounting
         import dp_accounting.pld
-    except ImportError:
-        raise InputError(
-            "Privacy is accounted for by the package dp-accounting: pip install 'pseudocoresets[privacy]'."
-        ) from None
     return dp_accounting

@@ -16,6 +16,7 @@ from pseudocoresets.backends import Backend, PlainBackend
 from pseudocoresets.core.devices import device_memory_error, threads_for
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.extras import installed_by
 from pseudocoresets.core.gaussian import Gaussian
 from pseudocoresets.core.points import AnyRows, as_rows
 from pseudocoresets.core.progress import Progress, Silent, task
@@ -75,10 +76,8 @@ class PosteriorSamples:
 
     def to_arviz(self, names: Sequence[str] | None = None) -> Any:
         """The draws as ArviZ InferenceData (with its ``to_netcdf``), as ``theta`` or by the parameters' names."""
-        try:
+        with installed_by("arviz", "InferenceData need ArviZ"):
             import arviz
-        except ImportError:
-            raise InputError("InferenceData need ArviZ: pip install 'pseudocoresets[arviz]'.") from None
         values = self.parameters.detach().cpu().numpy()
         if names is None:
             return arviz.from_dict(posterior={"theta": values})
@@ -91,10 +90,8 @@ class PosteriorSamples:
 
         ArviZ's own ``to_zarr`` refuses the current Zarr, which xarray writes.
         """
-        try:
+        with installed_by("arviz", "Zarr stores need Zarr"):
             import zarr  # noqa: F401
-        except ImportError:
-            raise InputError("Zarr stores need Zarr: pip install 'pseudocoresets[arviz]'.") from None
         self.to_arviz(names).to_datatree().to_zarr(os.fspath(path), consolidated=False)
 
     @property

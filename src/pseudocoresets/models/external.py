@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.extras import installed_by
 from pseudocoresets.core.parameterisation import TargetRange
 from pseudocoresets.core.targets import Array
 from pseudocoresets.models.expectation import UncheckedModel
@@ -109,11 +110,9 @@ class JaxModel(UncheckedModel):
 
 def import_jax() -> Any:
     """JAX, which comes with the extra ``jax``."""
-    try:
+    with installed_by("jax", "JAX models need jax"):
         import jax
         import jax.flatten_util
-    except ImportError:
-        raise InputError("JAX models need jax: pip install 'pseudocoresets[jax]'.") from None
     return jax
 
 

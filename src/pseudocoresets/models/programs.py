@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.extras import installed_by
 from pseudocoresets.core.parameterisation import TargetRange
 from pseudocoresets.core.targets import Array
 from pseudocoresets.models.external import JaxModel, NumpyModel, import_jax
@@ -40,11 +41,9 @@ def numpyro_model(
         y: Their targets.
     """
     jax = import_jax()
-    try:
+    with installed_by("jax", "NumPyro models need numpyro"):
         from numpyro import handlers
         from numpyro.infer.util import constrain_fn, initialize_model, potential_energy
-    except ImportError:
-        raise InputError("NumPyro models need numpyro: pip install 'pseudocoresets[jax]'.") from None
     few = np.asarray(x, np.float64)[:1], np.asarray(y, np.float64)[:1]
     with jax.enable_x64(True):
         start = initialize_model(jax.random.PRNGKey(0), model, model_args=few).param_info.z
@@ -74,12 +73,10 @@ def pymc_model(model: Any, x: str = "x", y: str = "y", pseudo_target: TargetRang
         y: The name of the one that holds the targets and is observed.
     """
     import_jax()
-    try:
+    with installed_by("pymc", "PyMC models need pymc and jax"):
         import pytensor.tensor as pt
         from pymc.sampling.jax import get_jaxified_graph
         from pytensor.graph.replace import clone_replace
-    except ImportError:
-        raise InputError("PyMC models need pymc and jax: pip install 'pseudocoresets[pymc]'.") from None
     if len(model.observed_RVs) != 1:
         raise InputError(f"A PyMC model of rows needs one observed variable; got {len(model.observed_RVs)}.")
     theta, points, targets = pt.dvector("theta"), model[x].type(), model[y].type()
@@ -119,10 +116,8 @@ def stan_model(
         y: Their targets.
         data: The program's data for points (m, features) and targets, for m = 1 and m = 0.
     """
-    try:
+    with installed_by("stan", "Stan programs need bridgestan"):
         import bridgestan
-    except ImportError:
-        raise InputError("Stan programs need bridgestan: pip install 'pseudocoresets[stan]'.") from None
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     path = os.fspath(program)
     if path.endswith(".stan"):

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pseudocoresets.core.errors import InputError, WorkerLostError
+from pseudocoresets.core.extras import installed_by
 from pseudocoresets.core.mapping import Mapper
+from pseudocoresets.core.text import first_line
 from pseudocoresets.workflows.parallel import on_devices, spread
 
 LOCAL = "auto"
@@ -61,10 +63,8 @@ def on_ray(address: str, patience: float = PATIENCE) -> Iterator[Mapper]:
 def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
-    try:
+    with installed_by("ray", "A Ray cluster (--ray) needs Ray"):
         import ray
-    except ImportError:
-        raise InputError("A Ray cluster needs Ray: pip install 'pseudocoresets[ray]', or leave --ray out.") from None
     return ray
 
 
@@ -83,16 +83,12 @@ def _connect(ray: Any, address: str) -> None:
     try:
         ray.init(address=f"{host}:{port}", **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise InputError(f"The Ray cluster at '{address}' cannot be used ({_first_line(error)}).") from None
+        raise InputError(f"The Ray cluster at '{address}' cannot be used ({first_line(error)}).") from None
 
 
 def _keep_quiet(ray: Any) -> None:
     """Ray prints the log of a machine that died to standard output, whatever ``log_to_driver`` says."""
     ray._private.worker._worker_logs_enabled = False
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _reachable(host: str, port: int) -> bool:
@@ -187,7 +183,7 @@ class RayWorker:
         except exceptions.RayTaskError as error:
             if isinstance(error.cause, exceptions.RaySystemError):
                 raise InputError(
-                    f"A machine of the Ray cluster cannot take this on ({_first_line(error.cause)}); install the same "
+                    f"A machine of the Ray cluster cannot take this on ({first_line(error.cause)}); install the same "
                     "version of pseudocoresets[ray] on all of them."
                 ) from None
             raise error.cause if isinstance(error.cause, Exception) else error from None
