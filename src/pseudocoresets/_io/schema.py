@@ -86,16 +86,6 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Flag:
-    def check(self, value: Any, name: str) -> None:
-        if not isinstance(value, bool):
-            raise _mismatch(name, self, value)
-
-    def __str__(self) -> str:
-        return "true or false"
-
-
-@dataclass(frozen=True)
 class Constant:
     values: tuple[Any, ...]
 
@@ -166,12 +156,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Object:
-    """An object with these keys; keys that are not named here are for the reader to pass over."""
+    """An object with these keys; keys that are not named here are for the reader to pass over, unless ``closed``."""
 
     required: Mapping[str, Kind] = field(default_factory=dict)
     optional: Mapping[str, Kind] = field(default_factory=dict)
     others: Kind | None = None
     """What the value of any other key must be."""
+    closed: bool = False
+    """Whether there must be no other key."""
 
     def check(self, value: Any, name: str) -> None:
         if not isinstance(value, dict):
@@ -183,6 +175,9 @@ class Object:
             kind = self.required.get(key) or self.optional.get(key) or self.others
             if kind is not None:
                 kind.check(each, f"'{key}'")
+            elif self.closed:
+                known = ", ".join(sorted({*self.required, *self.optional}))
+                raise Mismatch(f"'{shortened(key)}' is not one of {known}")
 
     def __str__(self) -> str:
         named = [f"`{key}` ({kind})" for key, kind in self.required.items()]
@@ -192,7 +187,7 @@ class Object:
 
 
 ANY_OBJECT = Object()
-FLAG = Flag()
+FLAG = Constant((True, False))
 NULL = Constant((None,))
 NAME = Text(1000)
 HASH = Text(32, "[0-9a-f]{32}", "32 hexadecimal digits")
@@ -220,7 +215,7 @@ class Header(NamedTuple):
 
     def __str__(self) -> str:
         known = {code: name for name, code in DTYPES.items()}
-        return f"{_shape_text(self.shape)} {known.get(self.dtype, self.dtype)}"
+        return f"{self.shape} {known.get(self.dtype, self.dtype)}"
 
 
 class Form(NamedTuple):
@@ -305,7 +300,3 @@ def _in_words(value: Any) -> str:
     if isinstance(value, str):
         return f"the text {shortened(value)!r}"
     return {None: "null", True: "true", False: "false"}.get(value, shortened(repr(value)))
-
-
-def _shape_text(shape: tuple[int, ...]) -> str:
-    return str(tuple(shape))

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from pseudocoresets._io.files import read_json
+from pseudocoresets._io.schema import NAME, PLAIN, ListOf, Mismatch, Nullable, Number, Object, OneOf, Row, Text
 from pseudocoresets.core.errors import InputError
 
 __all__ = ["PRESETS", "Before", "Preset", "preset"]
@@ -27,10 +28,28 @@ docs' tables; ``best``: what was found better since; ``published``: the paper's 
 NO_DATASET = ""
 """A name for which only those rules hold that are not for chosen data sets."""
 NUMBER_PER_IPC = "times_ipc"
-LEVELS = dict.fromkeys(("experts", "construction", "sampling"), 1) | dict.fromkeys(
-    ("by_sampler", "by_protocol", "sampling_for", "experts_for", "methods", "learning"), 2
+WHOLE = Number(whole=True)
+VALUE = OneOf((PLAIN, Object({NUMBER_PER_IPC: Number()}, closed=True)))
+SETTINGS = Object(others=VALUE)
+BY_NAME = Object(others=SETTINGS)
+BEFORE = Object({"method": NAME}, {"options": Nullable(SETTINGS), "learning": SETTINGS}, closed=True)
+NAMES = ListOf(NAME, 10_000)
+RULE = Object(
+    optional={
+        "when": Object(
+            optional={"dataset": NAMES, "other_than": NAMES, "ipc": Row((WHOLE, Nullable(WHOLE)))}, closed=True
+        ),
+        "note": Text(),
+        **dict.fromkeys(("expert_count", "calibration"), WHOLE),
+        **dict.fromkeys(("default_method", "default_sampler"), NAME),
+        **dict.fromkeys(("experts", "construction", "sampling"), SETTINGS),
+        **dict.fromkeys(("methods", "learning", "sampling_for", "by_sampler", "by_protocol"), BY_NAME),
+        "experts_for": Object(others=Object(optional={"expert_count": WHOLE}, others=VALUE)),
+        "before": Object(others=ListOf(BEFORE, 100)),
+    },
+    closed=True,
 )
-"""The parts that are mappings, and how many levels of names stand above a value."""
+"""What a rule may say."""
 
 Settings = Mapping[str, Any]
 
@@ -123,64 +142,12 @@ def _read(name: str | os.PathLike[str]) -> list[dict[str, Any]]:
         if isinstance(rule, dict) and set(rule) == {"extends"} and rule["extends"] in PRESETS:
             rules += _read(rule["extends"])
             continue
-        wrong = _what_is_wrong(rule)
-        if wrong is not None:
-            raise InputError(f"Rule {number} of the preset '{name}' cannot be used: {wrong}.")
+        try:
+            RULE.check(rule, "it")
+        except Mismatch as wrong:
+            raise InputError(f"Rule {number} of the preset '{name}' cannot be used: {wrong}.") from None
         rules.append(rule)
     return rules
-
-
-def _what_is_wrong(rule: Any) -> str | None:
-    """The first thing in a rule that is not as it should be."""
-    if not isinstance(rule, dict):
-        return "it is no JSON object"
-    known = {entry.name for entry in fields(Preset)} | {"when", "note"}
-    if unknown := set(rule) - known:
-        return f"'{min(unknown)}' is not one of {', '.join(sorted(known))}"
-    for part, levels in LEVELS.items():
-        if not _is_mapping(rule.get(part, {}), levels):
-            return f"'{part}' must map names to {'values' if levels == 1 else 'settings, and those to values'}"
-    counted = (rule, *rule.get("experts_for", {}).values())
-    if any(type(each.get("expert_count", 1)) is not int for each in counted):
-        return "'expert_count' must be a whole number"
-    if type(rule.get("calibration", 0)) is not int:
-        return "'calibration' must be a whole number"
-    for part in ("default_method", "default_sampler"):
-        if not isinstance(rule.get(part, ""), str):
-            return f"'{part}' must be a name"
-    before = rule.get("before", {})
-    if not isinstance(before, dict) or not all(isinstance(given, list) for given in before.values()):
-        return "'before' must map methods to lists of constructions"
-    if not all(_is_stage(stage) for given in before.values() for stage in given):
-        return "a construction of 'before' has a 'method' and may have 'options' and 'learning'"
-    return None if _is_condition(rule.get("when", {})) else _CONDITION
-
-
-_CONDITION = "'when' may have 'dataset' and 'other_than', lists of names, and 'ipc', two whole numbers or one and null"
-
-
-def _is_condition(when: Any) -> bool:
-    if not isinstance(when, dict) or set(when) - {"dataset", "other_than", "ipc"}:
-        return False
-    lists = (when.get("dataset", []), when.get("other_than", []))
-    least, most = ends if isinstance(ends := when.get("ipc", [1, None]), list) and len(ends) == 2 else ("", "")
-    named = all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists)
-    return named and type(least) is int and (most is None or type(most) is int)
-
-
-def _is_stage(stage: Any) -> bool:
-    known = isinstance(stage, dict) and set(stage) <= {"method", "options", "learning"}
-    if not known or not isinstance(stage.get("method"), str):
-        return False
-    return _is_mapping(stage.get("options") or {}, 1) and _is_mapping(stage.get("learning", {}), 1)
-
-
-def _is_mapping(value: Any, levels: int) -> bool:
-    if levels > 0:
-        return isinstance(value, dict) and all(_is_mapping(below, levels - 1) for below in value.values())
-    if isinstance(value, dict):
-        return set(value) == {NUMBER_PER_IPC} and type(value[NUMBER_PER_IPC]) in (int, float)
-    return not isinstance(value, list)
 
 
 def _holds(when: Mapping[str, Any], dataset: str, ipc: int) -> bool:
