@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -158,18 +159,17 @@ def test_samplers_that_accept_or_reject_see_one_augmentation() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "said"),
     [
-        {"expert_epochs": -1},
-        {"chains": 0},
-        {"steps": 0},
-        {"sigma": -0.1},
-        {"expert_epochs": 0, "step_size_learning_rate": 1e-5},
+        ({"expert_epochs": -1}, r"The method 'cd' needs expert_epochs >= 0 \(got -1\)"),
+        ({"chains": 0, "steps": 0}, r"needs chains >= 1 \(got 0\), steps >= 1 \(got 0\)\."),
+        ({"sigma": -0.1}, r"needs sigma >= 0 \(got -0.1\)"),
+        ({"expert_epochs": 0, "step_size_learning_rate": 1e-5}, "needs expert_epochs >= 1 and a positive rate"),
     ],
 )
-def test_impossible_settings_are_refused(settings: dict[str, int]) -> None:
-    with pytest.raises(InputError, match=r"Contrastive divergence .* expert_epochs >= "):
-        ContrastiveDivergence(**settings)  # type: ignore[arg-type]
+def test_impossible_settings_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        ContrastiveDivergence(**settings)
 
 
 def test_experts_are_needed() -> None:

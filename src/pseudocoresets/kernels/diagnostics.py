@@ -23,16 +23,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pseudocoresets._io.documents import finite
 from pseudocoresets.core.errors import InputError
-
-Array: TypeAlias = NDArray[np.float64]
+from pseudocoresets.core.targets import Array
 
 R_HAT_THRESHOLD = 1.1
 """Above this a quantity counts as one on which the chains disagree."""

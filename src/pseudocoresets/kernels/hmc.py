@@ -19,26 +19,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.core.energy import Target, potential_and_gradient
+from pseudocoresets.core.energy import Target
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.kernels.kernel import (
+    EvaluatedState,
     Info,
     accept_or_reject,
     normal_like,
     positive_step_size,
     positive_temperature,
 )
-
-
-class HMCState(NamedTuple):
-    position: Tensor
-    potential: Tensor
-    gradient: Tensor
 
 
 @dataclass(frozen=True)
@@ -57,16 +52,16 @@ class HMC:
         if self.leapfrog_steps < 1:
             raise InputError(f"HMC needs at least one leapfrog step; got {self.leapfrog_steps}.")
 
-    def init(self, position: Tensor, target: Target) -> HMCState:
+    def init(self, position: Tensor, target: Target) -> EvaluatedState:
         positive_temperature(target.temperature, "HMC")
         if self.mass is not None and self.mass.shape != position.shape[-1:]:
             raise InputError(
                 f"HMC's mass needs one value for each of the {position.shape[-1]} parameters; "
                 f"got shape {tuple(self.mass.shape)}."
             )
-        return HMCState(position, *potential_and_gradient(target, position))
+        return EvaluatedState.at(position, target)
 
-    def step(self, state: HMCState, target: Target, generator: torch.Generator) -> tuple[HMCState, Info]:
+    def step(self, state: EvaluatedState, target: Target, generator: torch.Generator) -> tuple[EvaluatedState, Info]:
         scale = math.sqrt(target.temperature)
         mass: Tensor | float = 1.0 if self.mass is None else self.mass
         start = scale * mass**0.5 * normal_like(state.position, generator)
@@ -74,15 +69,15 @@ class HMC:
         kinetic_change = ((end - start) * (end + start) / mass).sum(-1) / 2
         log_ratio = (state.potential - proposal.potential - kinetic_change) / target.temperature
         chosen, acceptance = accept_or_reject(proposal, state, log_ratio, generator)
-        return HMCState(*chosen), Info(state.potential, acceptance)
+        return EvaluatedState(*chosen), Info(state.potential, acceptance)
 
     def _leapfrog(
-        self, state: HMCState, momentum: Tensor, mass: Tensor | float, target: Target
-    ) -> tuple[HMCState, Tensor]:
+        self, state: EvaluatedState, momentum: Tensor, mass: Tensor | float, target: Target
+    ) -> tuple[EvaluatedState, Tensor]:
         """The end of the trajectory and its momentum."""
         for _ in range(self.leapfrog_steps):
             half = momentum - self.step_size / 2 * state.gradient
             position = state.position + self.step_size * half / mass
-            state = HMCState(position, *potential_and_gradient(target, position))
+            state = EvaluatedState.at(position, target)
             momentum = half - self.step_size / 2 * state.gradient
         return state, momentum

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from pseudocoresets.core.energy import Target
+from pseudocoresets.core.energy import Target, potential_and_gradient
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.progress import Progress
 
@@ -27,6 +27,18 @@ class State(Protocol):
 
     @property
     def position(self) -> Tensor: ...
+
+
+class EvaluatedState(NamedTuple):
+    """Where a chain is, with U and its gradient there, which the next step begins with."""
+
+    position: Tensor
+    potential: Tensor
+    gradient: Tensor
+
+    @classmethod
+    def at(cls, position: Tensor, target: Target) -> EvaluatedState:
+        return cls(position, *potential_and_gradient(target, position))
 
 
 S = TypeVar("S", bound=State)

@@ -15,25 +15,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from pseudocoresets.core.energy import Target, potential_and_gradient
+from pseudocoresets.core.energy import Target
 from pseudocoresets.kernels.kernel import (
+    EvaluatedState,
     Info,
     accept_or_reject,
     normal_like,
     positive_step_size,
     positive_temperature,
 )
-
-
-class MALAState(NamedTuple):
-    position: Tensor
-    potential: Tensor
-    gradient: Tensor
 
 
 @dataclass(frozen=True)
@@ -48,17 +43,17 @@ class MALA:
     def __post_init__(self) -> None:
         positive_step_size(self.step_size)
 
-    def init(self, position: Tensor, target: Target) -> MALAState:
+    def init(self, position: Tensor, target: Target) -> EvaluatedState:
         positive_temperature(target.temperature, "MALA")
-        return MALAState(position, *potential_and_gradient(target, position))
+        return EvaluatedState.at(position, target)
 
-    def step(self, state: MALAState, target: Target, generator: torch.Generator) -> tuple[MALAState, Info]:
+    def step(self, state: EvaluatedState, target: Target, generator: torch.Generator) -> tuple[EvaluatedState, Info]:
         eta, temperature = self.step_size, target.temperature
         noise = normal_like(state.position, generator)
         position = state.position - eta * state.gradient + math.sqrt(2 * eta * temperature) * noise
-        proposal = MALAState(position, *potential_and_gradient(target, position))
+        proposal = EvaluatedState.at(position, target)
         drift = math.sqrt(eta / (2 * temperature)) * (state.gradient + proposal.gradient)
         descent = (state.potential - proposal.potential) / temperature
         log_ratio = descent + (drift * (noise - drift / 2)).sum(-1)
         chosen, acceptance = accept_or_reject(proposal, state, log_ratio, generator)
-        return MALAState(*chosen), Info(state.potential, acceptance)
+        return EvaluatedState(*chosen), Info(state.potential, acceptance)

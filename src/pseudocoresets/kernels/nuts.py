@@ -27,24 +27,23 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, Type
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pseudocoresets.core.energy import Target, potential_and_gradient
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.progress import Progress, Silent, task
 from pseudocoresets.core.seeds import derive_seed
+from pseudocoresets.core.targets import Array
 from pseudocoresets.kernels.adaptation import DualAveraging
-from pseudocoresets.kernels.kernel import Info, Run, positive_step_size, positive_temperature
+from pseudocoresets.kernels.kernel import EvaluatedState, Info, Run, positive_step_size, positive_temperature
 
-Vector: TypeAlias = NDArray[np.float64]
 MetricKind: TypeAlias = Literal["dense", "diagonal"]
 
 R = TypeVar("R")
-Evaluating: TypeAlias = Generator[Vector, tuple[float, Vector], R]
+Evaluating: TypeAlias = Generator[Array, tuple[float, Array], R]
 """A computation that yields positions, is sent (V, grad V) there, and returns an R."""
 
-Evaluate: TypeAlias = Callable[[Vector], tuple[Vector, Vector]]
+Evaluate: TypeAlias = Callable[[Array], tuple[Array, Array]]
 """V and grad V at positions (chains, size): (chains,) and (chains, size)."""
 
 LARGEST_ENERGY_ERROR = 1000.0
@@ -55,15 +54,9 @@ LARGEST_ENERGY_ERROR = 1000.0
 class ArrayTarget(Target, Protocol):
     """A target that also knows U and its gradient in NumPy and double precision."""
 
-    def potential_and_gradient_of_array(self, positions: Vector) -> tuple[Vector, Vector]:
+    def potential_and_gradient_of_array(self, positions: Array) -> tuple[Array, Array]:
         """(chains, size) gives (chains,) and (chains, size)."""
         ...
-
-
-class NUTSState(NamedTuple):
-    position: Tensor
-    potential: Tensor
-    gradient: Tensor
 
 
 @dataclass(frozen=True)
@@ -96,11 +89,11 @@ class NUTS:
         if self.metric not in ("dense", "diagonal"):
             raise InputError(f"The metric must be 'dense' or 'diagonal'; got '{self.metric}'.")
 
-    def init(self, position: Tensor, target: Target) -> NUTSState:
+    def init(self, position: Tensor, target: Target) -> EvaluatedState:
         positive_temperature(target.temperature, "NUTS")
-        return NUTSState(position, *potential_and_gradient(target, position))
+        return EvaluatedState.at(position, target)
 
-    def step(self, state: NUTSState, target: Target, generator: torch.Generator) -> tuple[NUTSState, Info]:
+    def step(self, state: EvaluatedState, target: Target, generator: torch.Generator) -> tuple[EvaluatedState, Info]:
         """One transition of each chain; their random numbers come from a stream seeded by ``generator``."""
         size, temperature = state.position.shape[-1], target.temperature
         metric = _first_metric(size, self.metric, self.covariance)
@@ -117,7 +110,7 @@ class NUTS:
         def gathered(values: list[Any], like: Tensor) -> Tensor:
             return torch.as_tensor(np.array(values)).to(like).view_as(like)
 
-        moved = NUTSState(
+        moved = EvaluatedState(
             gathered([draw.place.q for draw in drawn], state.position),
             gathered([temperature * draw.place.potential for draw in drawn], state.potential),
             gathered([temperature * draw.place.gradient for draw in drawn], state.gradient),
@@ -157,7 +150,7 @@ class NUTS:
         )
 
 
-def _as_rows(tensor: Tensor, width: int) -> Vector:
+def _as_rows(tensor: Tensor, width: int) -> Array:
     return tensor.detach().cpu().double().reshape(-1, width).numpy()
 
 
@@ -183,7 +176,7 @@ def _first_metric(size: int, kind: MetricKind, covariance: Tensor | None) -> _Me
 
 
 class _ChainRun(NamedTuple):
-    samples: Vector
+    samples: Array
     acceptance: float
     step_size: float
     divergences: int
@@ -197,7 +190,7 @@ def _evaluator(target: Target, like: Tensor) -> Evaluate:
             return target.potential_and_gradient_of_array
         return lambda positions: _over(target.temperature, *target.potential_and_gradient_of_array(positions))
 
-    def through_torch(positions: Vector) -> tuple[Vector, Vector]:
+    def through_torch(positions: Array) -> tuple[Array, Array]:
         batch = torch.as_tensor(positions, dtype=like.dtype, device=like.device)
         potential, gradient = potential_and_gradient(target, batch)
         return _over(target.temperature, potential.double().cpu().numpy(), gradient.double().cpu().numpy())
@@ -205,7 +198,7 @@ def _evaluator(target: Target, like: Tensor) -> Evaluate:
     return through_torch
 
 
-def _over(temperature: float, potential: Vector, gradient: Vector) -> tuple[Vector, Vector]:
+def _over(temperature: float, potential: Array, gradient: Array) -> tuple[Array, Array]:
     return potential / temperature, gradient / temperature
 
 
@@ -240,9 +233,9 @@ class _Plan:
 class _Place(NamedTuple):
     """A position with its potential V and gradient."""
 
-    q: Vector
+    q: Array
     potential: float
-    gradient: Vector
+    gradient: Array
 
 
 class _Draw(NamedTuple):
@@ -252,7 +245,7 @@ class _Draw(NamedTuple):
     leapfrogs: int
 
 
-def _run_one_chain(start: Vector, plan: _Plan, rng: np.random.Generator, progress: Progress) -> Evaluating[_ChainRun]:
+def _run_one_chain(start: Array, plan: _Plan, rng: np.random.Generator, progress: Progress) -> Evaluating[_ChainRun]:
     potential, gradient = yield start
     if not (math.isfinite(potential) and np.isfinite(gradient).all()):
         raise DivergenceError("The potential or its gradient is not finite at the start of a NUTS chain.")
@@ -279,7 +272,7 @@ def _warm_up(
     windows = _metric_windows(plan.warmup)
     if plan.kernel.covariance is not None:  # it need not be searched in several windows, only refined in the last
         windows = dict(list(windows.items())[-1:])
-    visited: list[Vector] = []
+    visited: list[Array] = []
     for t in range(1, plan.warmup + 1):
         draw = yield from _draw(place, averaging.step_size, metric, plan.kernel.max_depth, rng)
         place = draw.place
@@ -335,17 +328,17 @@ def _reasonable_step_size(
 class _Metric(NamedTuple):
     """M^-1, a matrix or the diagonal of one, and the L with p = L z ~ N(0, M) for z ~ N(0, I)."""
 
-    inverse_mass: Vector
-    momentum_factor: Vector
+    inverse_mass: Array
+    momentum_factor: Array
 
     @classmethod
-    def from_covariance(cls, covariance: Vector, kind: MetricKind) -> _Metric:
+    def from_covariance(cls, covariance: Array, kind: MetricKind) -> _Metric:
         if kind == "diagonal":
             variance = np.diag(covariance)
             return cls(variance, variance**-0.5)
         return cls(covariance, np.linalg.inv(np.linalg.cholesky(covariance)).T)
 
-    def learnt_from(self, draws: Vector, kind: MetricKind) -> _Metric:
+    def learnt_from(self, draws: Array, kind: MetricKind) -> _Metric:
         """The covariance of the draws, shrunk towards a multiple of this metric by as much as it is noise.
 
         Shrinking in coordinates in which this metric is the identity keeps what earlier windows have learnt. For a
@@ -360,15 +353,15 @@ class _Metric(NamedTuple):
         back = np.linalg.inv(self.momentum_factor).T
         return _Metric.from_covariance(back @ whitened @ back.T, kind)
 
-    def draw_momentum(self, rng: np.random.Generator) -> Vector:
+    def draw_momentum(self, rng: np.random.Generator) -> Array:
         z = rng.standard_normal(self.inverse_mass.shape[0])
         return self.momentum_factor @ z if self.momentum_factor.ndim == 2 else self.momentum_factor * z
 
-    def velocity(self, p: Vector) -> Vector:
+    def velocity(self, p: Array) -> Array:
         return self.inverse_mass @ p if self.inverse_mass.ndim == 2 else self.inverse_mass * p
 
 
-def _shrunk_variances(variances: Vector, draws: int) -> Vector:
+def _shrunk_variances(variances: Array, draws: int) -> Array:
     """Estimates v_i of variances from so many draws, moved towards their mean m by their share of noise.
 
     An estimate of a variance s^2 from n draws of a Gaussian has the variance 2 s^4 / (n - 1), so
@@ -387,12 +380,12 @@ class _Point(NamedTuple):
     """A point of a trajectory; ``velocity`` is M^-1 p and ``energy`` is H."""
 
     place: _Place
-    p: Vector
-    velocity: Vector
+    p: Array
+    velocity: Array
     energy: float
 
     @classmethod
-    def at(cls, place: _Place, p: Vector, metric: _Metric) -> _Point:
+    def at(cls, place: _Place, p: Array, metric: _Metric) -> _Point:
         velocity = metric.velocity(p)
         energy = place.potential + 0.5 * float(p @ velocity)
         return cls(place, p, velocity, energy if math.isfinite(energy) else math.inf)
@@ -406,7 +399,7 @@ class _Tree(NamedTuple):
     chosen: _Place
     log_weight: float
     """log sum exp(H_0 - H)."""
-    momentum_sum: Vector
+    momentum_sum: Array
     stopped: bool
     diverged: bool
     acceptance_sum: float
@@ -472,7 +465,7 @@ def _log_add(first: float, second: float) -> float:
     return larger + math.log1p(math.exp(min(first, second) - larger)) if larger > -math.inf else larger
 
 
-def _turns(left: _Tree, right: _Tree, momentum_sum: Vector) -> bool:
+def _turns(left: _Tree, right: _Tree, momentum_sum: Array) -> bool:
     """The U-turn criterion over both stretches, and over each with the nearest point of the other.
 
     The latter two catch turns between the stretches, which the first misses when both are half a period long.
@@ -487,7 +480,7 @@ def _turns(left: _Tree, right: _Tree, momentum_sum: Vector) -> bool:
     )
 
 
-def _turned(momentum_sum: Vector, first: _Point, last: _Point) -> bool:
+def _turned(momentum_sum: Array, first: _Point, last: _Point) -> bool:
     return bool(first.velocity.dot(momentum_sum) <= 0 or last.velocity.dot(momentum_sum) <= 0)
 
 

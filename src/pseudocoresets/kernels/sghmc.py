@@ -22,19 +22,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from pseudocoresets.core.energy import Target, potential_and_gradient
 from pseudocoresets.core.errors import InputError
+from pseudocoresets.core.state import Motion, at_rest
 from pseudocoresets.kernels.kernel import Info, normal_like, positive_step_size
-
-
-class SGHMCState(NamedTuple):
-    position: Tensor
-    velocity: Tensor
 
 
 @dataclass(frozen=True)
@@ -51,12 +47,12 @@ class SGHMC:
         if not 0 < self.momentum_decay <= 1:
             raise InputError(f"SGHMC's momentum decay must lie in (0, 1]; got {self.momentum_decay}.")
 
-    def init(self, position: Tensor, target: Target) -> SGHMCState:
-        return SGHMCState(position, torch.zeros_like(position))
+    def init(self, position: Tensor, target: Target) -> Motion:
+        return at_rest(position)
 
-    def step(self, state: SGHMCState, target: Target, generator: torch.Generator) -> tuple[SGHMCState, Info]:
+    def step(self, state: Motion, target: Target, generator: torch.Generator) -> tuple[Motion, Info]:
         potential, gradient = potential_and_gradient(target, state.position)
         scale = math.sqrt(2 * self.momentum_decay * self.step_size * target.temperature)
         noise = scale * normal_like(gradient, generator)
         velocity = (1 - self.momentum_decay) * state.velocity - self.step_size * gradient + noise
-        return SGHMCState(state.position + velocity, velocity), Info(potential)
+        return Motion(state.position + velocity, velocity), Info(potential)
