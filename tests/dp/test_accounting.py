@@ -79,6 +79,13 @@ def test_no_budget_without_privacy(wrong: dict[str, float]) -> None:
         Budget(**{"epsilon": 1.0, "delta": DELTA, **wrong})
 
 
+def test_the_sentence_promises_no_more_than_is_true() -> None:
+    """Its numbers are rounded up: e^8 is 2980.96, which is more than 2.98e+03."""
+    text = str(Guarantee(8.00041, 1.00009e-5, "an accountant", 100, (Release("sum", 4.0),)))
+    for part in ("at most 2.99e+03 times", "plus 1.001e-05", "epsilon = 8.001 "):
+        assert part in text
+
+
 def test_the_guarantee_is_a_sentence_with_its_numbers() -> None:
     text = str(Guarantee(1.0, 1e-5, "an accountant", 60_000, (Release("sum", 4.0),)))
     assert text.count(".") >= 1 and text.endswith("public.")

@@ -229,8 +229,16 @@ def test_the_command_says_what_it_promises(bpc: Invoke) -> None:
     again = bpc("construct", "--data-from", "p.safetensors", "--ipc", 1, *few, *small, "--out", "q.safetensors")
     assert again.exit_code == 0, again.stderr
     assert json.loads(again.stdout)["guarantee"]["epsilon"] == 8
-    refused = bpc("construct", "--method", "bptt", *few, *budget[:4], "--out", "r.safetensors")
-    assert refused.exit_code == 2 and "has no private form" in refused.stderr
+    twice = bpc("construct", "--method", "dm", *few, *budget[:4], "--out", "p.safetensors")
+    assert twice.exit_code == 2 and "what both epsilons allow" in twice.stderr
+    for method, why in (("bptt", "has no private form"), ("cd", "has no private form"), ("herding", "is not private")):
+        refused = bpc("construct", "--method", method, *few, *budget[:4], "--out", "r.safetensors")
+        assert refused.exit_code == 2 and why in refused.stderr
+    sampled = ("--chains", 2, "--steps", 20, "--samples", 2, "--device", "cpu")
+    judged = bpc("evaluate", "p.safetensors", *sampled)
+    assert judged.exit_code == 0 and "control's figures are those of real images" in " ".join(judged.stdout.split())
+    alone = bpc("evaluate", "p.safetensors", "--controls", 0, *sampled, "--json")
+    assert "not_covered" not in json.loads(alone.stdout)
     unclear = bpc("construct", "--method", "dm", "--delta", 1e-4, *few, "--out", "r.safetensors")
     assert unclear.exit_code == 2 and "--epsilon" in unclear.stderr
 

@@ -18,7 +18,7 @@ from small import Invoke
 import pseudocoresets as pc
 from pseudocoresets.core.errors import DataUnavailableError, InputError
 from pseudocoresets.dp import Guarantee, Release
-from pseudocoresets.workflows.share import REAL, SYNTHETIC, share
+from pseudocoresets.workflows.share import NOT_COVERED, REAL, SYNTHETIC, share
 
 
 @pytest.fixture
@@ -63,10 +63,17 @@ def test_a_shared_folder_says_all_and_loads_again(
 
 def test_the_card_of_a_private_coreset_has_its_guarantee(coreset: pc.Coreset, tmp_path: Path) -> None:
     promised = Guarantee(1.0, 1e-5, "a test", 1300, (Release("class sums", 3.0),))
-    replace(coreset, guarantee=promised).save(tmp_path / "c.safetensors")
-    share(tmp_path / "c.safetensors", tmp_path / "out")
+    replace(coreset, guarantee=promised).save(tmp_path / "coreset.safetensors")
+    own, control = ({"accuracy": {"mean": mean, "std": 0.01}} for mean in (0.5, 0.77))
+    figures = {**own, "protocol": "cold", "control": control, "gain": {"accuracy": -0.27}}
+    (tmp_path / "metrics.json").write_text(json.dumps(figures))
+    (tmp_path / "privacy").mkdir()
+    (tmp_path / "privacy" / "audit.json").write_text(json.dumps({"findings": ["All points can be traced."]}))
+    share(tmp_path, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert str(promised) in card and SYNTHETIC not in card
+    assert "50.0" in card and "77.0" not in card and "traced" not in card and NOT_COVERED in card
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text()) == {**own, "protocol": "cold"}
 
 
 def test_the_card_of_a_run_has_its_figures_and_real_data_are_called_real(coreset: pc.Coreset, tmp_path: Path) -> None:

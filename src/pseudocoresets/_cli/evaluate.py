@@ -90,4 +90,4 @@ def evaluate(
     if json:
         print_json(metrics)
     else:
-        print_metrics(f"{metrics['dataset']}, {protocol} protocol", metrics)
+        print_metrics(f"{metrics['dataset']}, {protocol} protocol", metrics, metrics.get("not_covered", ""))

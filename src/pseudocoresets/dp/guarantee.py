@@ -16,6 +16,7 @@ import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from decimal import ROUND_CEILING, Context
 from typing import Any
 
 from pseudocoresets._io.schema import HASH, NAME, SIZE, ListOf, Number, Object
@@ -99,10 +100,11 @@ class Guarantee:
         """One sentence that says what is promised, to whom and about what."""
         return (
             "Whatever anyone does with this result, and whatever else they know, the probability of any consequence is "
-            f"at most {math.exp(self.epsilon):.3g} times what it would have been had any one of the {self.examples:,} "
-            f"training examples (an image with its label) been left out, plus {self.delta:g} (differential privacy "
-            f"with epsilon = {self.epsilon:.4g} and delta = {self.delta:g}, by {self.accountant}); their number, the "
-            "names of the classes and all settings count as public."
+            f"at most {_at_least(math.exp(self.epsilon), 3)} times what it would have been had any one of the "
+            f"{self.examples:,} training examples (an image with its label) been left out, plus "
+            f"{_at_least(self.delta, 4)} (differential privacy with epsilon = {_at_least(self.epsilon, 4)} and delta = "
+            f"{_at_least(self.delta, 4)}, by {self.accountant}); their number, the names of the classes and all "
+            "settings count as public."
         )
 
     def renewed(self) -> Guarantee:
@@ -117,3 +119,9 @@ class Guarantee:
         names = ("epsilon", "delta", "accountant", "examples")
         releases = tuple(Release(**{key: each[key] for key in RELEASE_KIND.required}) for each in document["releases"])
         return cls(**{name: document[name] for name in names}, releases=releases)
+
+
+def _at_least(value: float, digits: int) -> str:
+    """The value in so many significant digits, never less than it is."""
+    context = Context(prec=digits, rounding=ROUND_CEILING)
+    return f"{float(context.create_decimal(repr(value))):.{digits}g}"

@@ -25,6 +25,12 @@ NO_PROOF = (
 )
 
 
+NOT_COVERED = (
+    "The audit itself read the private data, and the guarantee does not cover what it found: keep its figures and "
+    "pictures to yourself."
+)
+
+
 @dataclass(frozen=True)
 class Attacked:
     """How well attacks on one set of predictions tell members of the training data from others."""
@@ -89,7 +95,9 @@ class AuditReport:
 
     def findings(self) -> list[str]:
         """One sentence each, what gives most away first."""
-        return [*_starts(self), *_neighbours(self), *_members(self), str(self.about.get("guarantee") or NO_PROOF)]
+        guarantee = self.about.get("guarantee")
+        closing = [NO_PROOF] if guarantee is None else [str(guarantee), NOT_COVERED]
+        return [*_starts(self), *_neighbours(self), *_members(self), *closing]
 
     def picture(self) -> Image.Image:
         """Points beside their nearest training images, in pixels and in features, and beside their starts."""

@@ -31,6 +31,11 @@ from pseudocoresets.workflows.outputs import require_same_request
 from pseudocoresets.workflows.place import Workplace
 from pseudocoresets.workflows.plan import Plan
 
+ANOTHER_RELEASE = (
+    "To make a private one again is to read the data again, and who has seen both knows what both epsilons allow; name "
+    "another place with --out, or replace it with --force."
+)
+
 
 class WorkFiles(NamedTuple):
     """What a construction keeps beside its result: where it goes on after a kill, and the last sound points."""
@@ -72,10 +77,14 @@ def construct_file(
     """
     require_writable(out, initial)
     if out.exists() and not force:
+        if privacy is not None:
+            raise InputError(f"'{out}' holds a finished result. {ANOTHER_RELEASE}")
         _require_no_other_coreset(out, plan)
     start = None if initial is None else Coreset.load(initial, data_dir=data_dir)
     if start is not None or made_from is not None or privacy is not None:
         plan = replace(plan, before=())
+    if privacy is not None:
+        _require_private_form(plan)
     if experts is None and plan.needs_experts():
         raise InputError(
             f"{_who_needs(plan)} needs experts; train some with 'bpc experts' and name their folder with --experts."
@@ -105,6 +114,13 @@ def construct_file(
         made.coreset.save(out, large_whitening=False)
         made.discard_checkpoint()
     return made
+
+
+def _require_private_form(plan: Plan) -> None:
+    """Before experts are asked for, which would not help."""
+    if plan.method in SELECTIONS:
+        raise InputError(NO_PRIVATE_SELECTION)
+    plan.stages[-1].gradient_method().private(1.0)
 
 
 def _require_no_other_coreset(out: Path, plan: Plan) -> None:

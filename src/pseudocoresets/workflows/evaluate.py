@@ -35,6 +35,10 @@ from pseudocoresets.sources.experts import Experts, load_experts, require_expert
 from pseudocoresets.workflows.place import Workplace
 from pseudocoresets.workflows.plan import Plan, make_plan
 
+CONTROL_IS_NOT_COVERED = (
+    "The guarantee of differential privacy is of the coreset alone: the control's figures are those of real images of "
+    "the private data. Keep them to yourself, or leave them out with --controls 0."
+)
 PASS_WITHOUT_GRADIENT = 1 / 3
 TASKS_OF_JUDGING = 2
 """Sampling and predicting; to calibrate is one more."""
@@ -254,6 +258,7 @@ def metrics_document(
         "ipc": plan.construction.ipc,
         "network": plan.network,
         **replace(report, control=control).as_json(),
+        **({} if coreset.guarantee is None or control is None else {"not_covered": CONTROL_IS_NOT_COVERED}),
         "seconds": sum(timings.values()),
         "timings": dict(timings),
     }

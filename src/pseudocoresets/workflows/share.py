@@ -31,6 +31,10 @@ SYNTHETIC = (
     "formal guarantee of privacy**: the construction is not differentially private, and single points can resemble "
     "training data, the more so the fewer data a class has. Treat the folder as you would a model trained on the data."
 )
+NOT_COVERED = (
+    "Figures of random real images, and what an audit found, are left out: they were computed from the private data, "
+    "and the guarantee does not cover them."
+)
 
 
 def share(path: str | os.PathLike[str], out: str | os.PathLike[str], licence: str | None = None) -> dict[str, Any]:
@@ -52,7 +56,7 @@ def _write(coreset: Coreset, file: Path, path: Path, folder: Path, licence: str)
     """Every file of the folder; the coreset's hash."""
     beside = file.parent / METRICS_FILE
     metrics = read_json(beside) if file.name == CORESET_FILE and beside.is_file() else None
-    metrics = metrics if isinstance(metrics, dict) else None
+    metrics = _published(metrics, coreset) if isinstance(metrics, dict) else None
     coreset.save(folder / CORESET_FILE)
     digest = hashlib.sha256((folder / CORESET_FILE).read_bytes()).hexdigest()
     if coreset.holds_images and coreset.is_whole:
@@ -60,7 +64,7 @@ def _write(coreset: Coreset, file: Path, path: Path, folder: Path, licence: str)
     if metrics is not None:
         write_json(folder / METRICS_FILE, metrics)
     write_text(folder / SUMS, f"{digest}  {CORESET_FILE}\n")
-    found = audit_findings(audit_folder(path))
+    found = audit_findings(audit_folder(path)) if coreset.guarantee is None else []
     write_text(folder / CARD, card(coreset, licence, digest, metrics, (folder / PICTURE).is_file(), found))
     return digest
 
@@ -110,8 +114,14 @@ def card(
 
 def _privacy(coreset: Coreset, real: bool) -> str:
     if coreset.guarantee is not None:
-        return f"The points are synthetic and were made with differential privacy. {coreset.guarantee}"
+        return f"The points are synthetic and were made with differential privacy. {coreset.guarantee}\n\n{NOT_COVERED}"
     return REAL if real else SYNTHETIC
+
+
+def _published(metrics: dict[str, Any], coreset: Coreset) -> dict[str, Any]:
+    """The figures of a run; of a private coreset only its own, on test data."""
+    secret = () if coreset.guarantee is None else ("control", "gain", "not_covered")
+    return {name: value for name, value in metrics.items() if name not in secret}
 
 
 def _figures(metrics: Mapping[str, Any] | None) -> list[str]:
