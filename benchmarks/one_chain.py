@@ -1,6 +1,7 @@
 """How good can one chain be? Long constructions by `bptt`, and samplers of finished coresets, on held-out data.
 
     python benchmarks/one_chain.py grow noise-40-400 --data-dir .data --seconds 400 --out grow.jsonl
+    python benchmarks/one_chain.py grow ten-recorded-100-200-moving --dataset svhn --data-dir .data --out svhn.jsonl
     python benchmarks/one_chain.py samplers --dataset cifar10 --data-dir .data --out samplers.jsonl
     python benchmarks/one_chain.py uses cifar10-ipc1-best.safetensors FILE ... --data-dir .data --out uses.jsonl
 
@@ -63,6 +64,9 @@ VARIANTS = {
     "noise-100-200-large": Variant("noise", {**SHORT, "steps": 100, "unrolls": 4, "batch_size": 2048}),
     "ten-recorded-100-200-moving": Variant("recorded", {**SHORT, **MOVING, "steps": 100, "unrolls": 2}, SLOW, ipc=10),
     "ten-noise-100-200-moving": Variant("noise", {**SHORT, **MOVING, "steps": 100, "unrolls": 2}, ipc=10),
+    "fifty-recorded-100-200-moving": Variant(
+        "recorded", {**SHORT, **MOVING, "steps": 100, "unrolls": 2, "points_per_step": 125}, SLOW, ipc=50
+    ),
     "ten-noise-60-200-four": Variant("noise", {**SHORT, "unrolls": 4}, ipc=10),
     "ten-noise-60-200-moving": Variant("noise", {**SHORT, **MOVING, "unrolls": 4}, ipc=10),
 }
@@ -100,9 +104,11 @@ def judged(coreset: pc.Coreset, data: Dataset, **sampling: Any) -> dict[str, flo
     }
 
 
-def grow(name: str, data: Dataset, every: int, seconds: float, folder: Path, seed: int) -> Iterator[dict[str, Any]]:
+def grow(
+    variant: Variant, name: str, data: Dataset, every: int, seconds: float, folder: Path, seed: int
+) -> Iterator[dict[str, Any]]:
     """The coreset of a variant, judged every so many iterations until the time is over."""
-    variant, began = VARIANTS[name], time.monotonic()
+    began = time.monotonic()
     learning = {"optimiser": "adam", "learning_rate": 5e-3, "averaging": 0.995, "temperature": 0.01, **variant.learning}
     settings = ConstructionSettings(ipc=variant.ipc, seed=seed, **learning)
     initial = start_of(variant, settings, data)
@@ -245,10 +251,11 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     growing, sampling, using = (commands.add_parser(name) for name in ("grow", "samplers", "uses"))
     growing.add_argument("variant", choices=VARIANTS)
+    growing.add_argument("--dataset", help="in place of cifar10")
     growing.add_argument("--every", type=int, default=1500, help="iterations between two judgements")
     growing.add_argument("--seconds", type=float, default=400, help="begin no further part after this time")
     growing.add_argument("--seed", type=int, default=0)
-    sampling.add_argument("--dataset", default="cifar10")
+    sampling.add_argument("--dataset")
     sampling.add_argument("--ipc", type=int, nargs="+", default=[1, 10, 50])
     using.add_argument("coresets", type=Path, nargs="+", metavar="FILE")
     using.add_argument("--preset", default="best", help="that the coresets were made by")
@@ -264,12 +271,14 @@ def main() -> None:
     if options.command == "uses":
         print("\n".join(table_of_uses(list(written(rows_of_uses(options), options.out)))))
         return
-    name = VARIANTS[options.variant].dataset if options.command == "grow" else options.dataset
-    data = load_dataset(name, options.data_dir).holding_out(0.1)
+    dataset = options.dataset or Variant.dataset
+    data = load_dataset(dataset, options.data_dir).holding_out(0.1)
     if options.command == "grow":
-        rows = grow(options.variant, data, options.every, options.seconds, options.out.parent, options.seed)
+        variant = replace(VARIANTS[options.variant], dataset=dataset)
+        name = f"{dataset}-{options.variant}"
+        rows = grow(variant, name, data, options.every, options.seconds, options.out.parent, options.seed)
     else:
-        rows = sweep(name, data, options.ipc)
+        rows = sweep(dataset, data, options.ipc)
     for _ in written(rows, options.out):
         pass
 
