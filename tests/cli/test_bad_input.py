@@ -168,6 +168,11 @@ def test_real_images_have_no_options_to_set(bpc: Invoke, tmp_path: Path) -> None
         (("run", "--seed", "9" * 5000), "(5000 characters)' is longer than"),
         (("evaluate", "x" * 5000), "(5000 characters)' is longer than"),
         (("--precision", "double", "methods"), "auto, float32; got 'double'"),
+        (("compare", "--methods", ","), "',' names nothing"),
+        (("reproduce", "list", "--datasets", ", ,"), "names nothing"),
+        (("reproduce", "list", "--ipc", "0"), "1, 10, 50 images per class; got 0"),
+        (("reproduce", "list", "--only", "dm:7"), "got 7"),
+        (("compare", "--ray", "é" * 300), "Ray"),
     ],
 )
 def test_arguments_that_nothing_could_be_are_refused(

@@ -11,7 +11,6 @@ from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_table
 from pseudocoresets._cli.process import A_PART_FAILED
 from pseudocoresets.construction.settings import ConstructionSettings
-from pseudocoresets.core.errors import InputError
 from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.sources.experts import ExpertSettings
 from pseudocoresets.workflows.compare import COLUMNS, run_comparison
@@ -56,8 +55,6 @@ def compare(
     Example: bpc compare --dataset digits --ipc 1 --methods cd,random --json
     """
     names = o.words(methods)
-    if not names:
-        raise InputError("Name at least one method.")
     options = options_by_method(method_options or [], names)
     plans = {
         name: make_plan(

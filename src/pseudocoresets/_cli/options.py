@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from typer.models import OptionInfo
 
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.progress import for_stream
 from pseudocoresets.core.settings import SEED, alternatives, type_hints
 
@@ -171,7 +172,10 @@ def helped_place(context: typer.Context, devices: str) -> Iterator[Workplace]:
 
 def words(text: str) -> list[str]:
     """What is separated by commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
+    found = [word.strip() for word in text.split(",") if word.strip()]
+    if text and not found:
+        raise InputError(f"'{text}' names nothing; separate names by commas.")
+    return found
 
 
 def program_settings(context: typer.Context) -> ProgramSettings:

@@ -92,7 +92,7 @@ def _keep_quiet(ray: Any) -> None:
 
 
 def _reachable(host: str, port: int) -> bool:
-    with suppress(OSError), socket.create_connection((host, port), CONNECT_SECONDS):
+    with suppress(OSError, UnicodeError), socket.create_connection((host, port), CONNECT_SECONDS):
         return True
     return False
 

@@ -17,9 +17,11 @@ from itertools import groupby
 from pathlib import Path
 
 from pseudocoresets.core.devices import threads_for
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.mapping import Mapper, in_this_process
 from pseudocoresets.core.progress import Silent, task
 from pseudocoresets.core.registry import Registry
+from pseudocoresets.core.text import shortened
 from pseudocoresets.data import find_entry
 from pseudocoresets.inference.settings import PROTOCOLS
 from pseudocoresets.workflows.cells import RESULT, Document, Judge, Outcome, lost_cell, run_cells, whole_result
@@ -70,7 +72,8 @@ class Wanted:
     def __post_init__(self) -> None:
         for name in self.tables:
             TABLES[name]
-        datasets = {cell.made.dataset: None for table in TABLES.values() for cell in table.cells()}
+        coresets = [cell.made for table in TABLES.values() for cell in table.cells()]
+        datasets = {made.dataset: None for made in coresets}
         variants = (*self.variants, *(variant for variant, _ in self.only))
         for names, known in (
             (variants, Registry("variant", VARIANTS)),
@@ -79,6 +82,11 @@ class Wanted:
         ):
             for name in names:
                 known[name]
+        sizes = sorted({made.ipc for made in coresets})
+        for size in (*self.sizes, *(size for _, size in self.only)):
+            if size not in sizes:
+                known_sizes = ", ".join(map(str, sizes))
+                raise InputError(f"The tables have {known_sizes} images per class; got {shortened(str(size))}.")
 
     def cells(self, order: Order) -> list[ReproductionCell]:
         """In the order of their worth, each once."""
