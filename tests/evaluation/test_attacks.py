@@ -20,6 +20,7 @@ from pseudocoresets.evaluation.attacks import (
     FAB,
     PGD,
     Attack,
+    AttackedImages,
     Square,
     Targeted,
     apgd_towards,
@@ -128,7 +129,8 @@ def test_the_square_attack_needs_no_gradient() -> None:
 def test_attacks_stay_within_epsilon_and_the_pixels(attack: Attack) -> None:
     weights, _, labels = linear_problem(3)
     pixels = torch.rand(len(labels), *SHAPE, generator=torch.Generator().manual_seed(1)).round()
-    moved = attack(lambda x: x.flatten(1) @ weights.T, pixels, labels, EPSILON, generator_for(0, "test"))
+    images = AttackedImages(lambda x: x.flatten(1) @ weights.T, pixels, labels, EPSILON)
+    moved = attack(images, generator_for(0, "test"))
     assert float((moved - pixels).abs().max()) <= EPSILON + 1e-6
     assert 0 <= float(moved.min()) <= float(moved.max()) <= 1
 

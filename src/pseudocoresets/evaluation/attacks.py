@@ -48,12 +48,61 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """Of scores and labels, for each image; the adversary makes it large."""
 
 
+class Ascent(NamedTuple):
+    """The loss of each image, its gradient, and where the prediction is wrong."""
+
+    losses: Tensor
+    gradient: Tensor
+    wrong: Tensor
+
+
+@dataclass(frozen=True)
+class AttackedImages:
+    """Images with their labels, the model that classifies them, and how far each pixel may move."""
+
+    scores: Scores
+    pixels: Tensor
+    labels: Tensor
+    epsilon: float
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, chosen: Tensor) -> AttackedImages:
+        return replace(self, pixels=self.pixels[chosen], labels=self.labels[chosen])
+
+    def clipped(self, moved: Tensor) -> Tensor:
+        """The nearest images within epsilon and [0, 1]."""
+        within = torch.minimum(torch.maximum(moved, self.pixels - self.epsilon), self.pixels + self.epsilon)
+        return torch.clamp(within, 0, 1)
+
+    def random_start(self, generator: torch.Generator) -> Tensor:
+        """Uniform within epsilon."""
+        pixels = self.pixels
+        uniform = torch.rand(pixels.shape, generator=generator, device=pixels.device, dtype=pixels.dtype)
+        return self.clipped(pixels + self.epsilon * (2 * uniform - 1))
+
+    def margins(self, moved: Tensor) -> Tensor:
+        with torch.no_grad():
+            return margin(self.scores(moved), self.labels)
+
+    def are_wrong(self, moved: Tensor) -> Tensor:
+        """Which of the moved images are classified otherwise than by their labels."""
+        return self.margins(moved) <= 0
+
+    def ascent(self, moved: Tensor, loss: Loss) -> Ascent:
+        moved = moved.detach().requires_grad_()
+        with torch.enable_grad():
+            found = self.scores(moved)
+            losses = loss(found, self.labels)
+            (gradient,) = torch.autograd.grad(losses.sum(), moved)
+        return Ascent(losses.detach(), gradient, margin(found.detach(), self.labels) <= 0)
+
+
 class Attack(Protocol):
     """A search for images near the given ones that are classified otherwise."""
 
-    def __call__(
-        self, scores: Scores, pixels: Tensor, labels: Tensor, epsilon: float, generator: torch.Generator
-    ) -> Tensor:
+    def __call__(self, images: AttackedImages, generator: torch.Generator) -> Tensor:
         """Images within epsilon; where the search succeeded, they are classified wrongly."""
         ...
 
@@ -94,18 +143,14 @@ class PGD:
     steps: int = 40
     step: float = 0.1
     """In units of epsilon."""
-    loss: Loss = cross_entropy
 
-    def __call__(
-        self, scores: Scores, pixels: Tensor, labels: Tensor, epsilon: float, generator: torch.Generator
-    ) -> Tensor:
-        found = pixels.clone()
-        moved = _clipped(pixels + epsilon * _uniform(pixels, generator), pixels, epsilon)
+    def __call__(self, images: AttackedImages, generator: torch.Generator) -> Tensor:
+        found, moved = images.pixels.clone(), images.random_start(generator)
         for _ in range(self.steps):
-            answer = _ascent(scores, moved, labels, self.loss)
+            answer = images.ascent(moved, cross_entropy)
             found = _where(answer.wrong, moved, found)
-            moved = _clipped(moved + self.step * epsilon * answer.gradient.sign(), pixels, epsilon)
-        return _where(_is_wrong(scores, moved, labels), moved, found)
+            moved = images.clipped(moved + self.step * images.epsilon * answer.gradient.sign())
+        return _where(images.are_wrong(moved), moved, found)
 
 
 @dataclass(frozen=True)
@@ -121,15 +166,10 @@ class APGD:
     loss: Loss = cross_entropy
     steps: int = 100
 
-    def __call__(
-        self, scores: Scores, pixels: Tensor, labels: Tensor, epsilon: float, generator: torch.Generator
-    ) -> Tensor:
-        start = _clipped(pixels + epsilon * _uniform(pixels, generator), pixels, epsilon)
-        search = _Search(start, _ascent(scores, start, labels, self.loss), pixels, epsilon)
-        checkpoints = _checkpoints(self.steps)
+    def __call__(self, images: AttackedImages, generator: torch.Generator) -> Tensor:
+        search, checkpoints = _Search(images, self.loss, images.random_start(generator)), _checkpoints(self.steps)
         for step in range(1, self.steps + 1):
-            moved = search.step()
-            search.move_to(moved, _ascent(scores, moved, labels, self.loss))
+            search.step()
             if step in checkpoints:
                 search.review()
         return search.found
@@ -150,24 +190,22 @@ class FAB:
     targets: Tensor
     steps: int = 100
 
-    def __call__(
-        self, scores: Scores, pixels: Tensor, labels: Tensor, epsilon: float, generator: torch.Generator
-    ) -> Tensor:
-        here, found = pixels, pixels
+    def __call__(self, images: AttackedImages, generator: torch.Generator) -> Tensor:
+        pixels = here = found = images.pixels
         nearest = torch.full_like(pixels[:, 0, 0, 0], math.inf)
         for _ in range(self.steps):
-            answer = _ascent(scores, here, labels, self._difference)
+            answer = images.ascent(here, self._difference)
             level = (answer.gradient * here).flatten(1).sum(1) - answer.losses
             moves = [onto_plane(x, answer.gradient, level) - x for x in (here, pixels)]
             lengths = [_length(move) for move in moves]
             share = (lengths[0] / (lengths[0] + lengths[1]).clamp_min(1e-12)).clamp_max(FAB_SHARE)[:, None, None, None]
             beyond = [x + FAB_BEYOND * move for x, move in zip((here, pixels), moves, strict=True)]
             here = ((1 - share) * beyond[0] + share * beyond[1]).clamp(0, 1)
-            wrong, distances = _is_wrong(scores, here, labels), _length(here - pixels)
+            wrong, distances = images.are_wrong(here), _length(here - pixels)
             nearer = wrong & (distances < nearest)
             found, nearest = _where(nearer, here, found), torch.where(nearer, distances, nearest)
             here = _where(wrong, pixels + FAB_BACK * (here - pixels), here)
-        return _where(nearest <= epsilon, found, pixels)
+        return _where(nearest <= images.epsilon, found, pixels)
 
     def _difference(self, scores: Tensor, labels: Tensor) -> Tensor:
         return _of(scores, self.targets) - _of(scores, labels)
@@ -212,18 +250,17 @@ class Targeted:
     """From the target of each image."""
     classes: int = 9
 
-    def __call__(
-        self, scores: Scores, pixels: Tensor, labels: Tensor, epsilon: float, generator: torch.Generator
-    ) -> Tensor:
+    def __call__(self, images: AttackedImages, generator: torch.Generator) -> Tensor:
         with torch.no_grad():
-            others = scores(pixels).scatter(-1, labels[:, None], -math.inf).argsort(-1, descending=True)[:, :-1]
-        found, left = pixels.clone(), torch.arange(len(pixels), device=pixels.device)
+            others = images.scores(images.pixels).scatter(-1, images.labels[:, None], -math.inf)
+        others = others.argsort(-1, descending=True)[:, :-1]
+        found, left = images.pixels.clone(), torch.arange(len(images), device=images.pixels.device)
         for targets in others[:, : self.classes].unbind(1):
             if len(left) == 0:
                 break
-            attack = self.towards(targets[left])
-            found[left] = attack(scores, pixels[left], labels[left], epsilon, generator)
-            left = left[~_is_wrong(scores, found[left], labels[left])]
+            attack, attacked = self.towards(targets[left]), images.subset(left)
+            found[left] = attack(attacked, generator)
+            left = left[~attacked.are_wrong(found[left])]
         return found
 
 
@@ -236,13 +273,11 @@ class Square:
 
     queries: int = 500
 
-    def __call__(
-        self, scores: Scores, pixels: Tensor, labels: Tensor, epsilon: float, generator: torch.Generator
-    ) -> Tensor:
+    def __call__(self, images: AttackedImages, generator: torch.Generator) -> Tensor:
+        pixels, epsilon = images.pixels, images.epsilon
         count, channels, height, width = pixels.shape
-        stripes = _signs((count, channels, 1, width), pixels, generator)
-        best = _clipped(pixels + epsilon * stripes, pixels, epsilon)
-        least = _margins(scores, best, labels)
+        best = images.clipped(pixels + epsilon * _signs((count, channels, 1, width), pixels, generator))
+        least = images.margins(best)
         for query in range(self.queries):
             side = max(1, round(math.sqrt(self._area(query) * height * width)))
             side = min(side, height, width)
@@ -250,8 +285,8 @@ class Square:
             row, column = (int(_integers(extent - side + 1, generator)) for extent in (height, width))
             window = (..., slice(row, row + side), slice(column, column + side))
             trial[window] = pixels[window] + epsilon * _signs((count, channels, 1, 1), pixels, generator)
-            trial = _clipped(trial, pixels, epsilon)
-            margins = _margins(scores, trial, labels)
+            trial = images.clipped(trial)
+            margins = images.margins(trial)
             better = margins < least
             best, least = _where(better, trial, best), torch.where(better, margins, least)
         return best
@@ -304,9 +339,11 @@ def robust_accuracy(
     at_once: int = PASSES_AT_ONCE,
 ) -> float:
     """The share of images that no attack turns; each attack sees only those that the ones before left."""
+    parts = zip(pixels.split(at_once), labels.split(at_once), strict=True)
+    attacked = [AttackedImages(scores, *part, epsilon) for part in parts]
     robust = [
-        int(_survivors(scores, part, own, epsilon, attacks, generator_for(seed, "attack", i, device=part.device)))
-        for i, (part, own) in enumerate(zip(pixels.split(at_once), labels.split(at_once), strict=True))
+        _survivors(images, attacks, generator_for(seed, "attack", i, device=pixels.device))
+        for i, images in enumerate(attacked)
     ]
     return sum(robust) / len(labels)
 
@@ -341,52 +378,34 @@ def attack_chains(
     return Robustness(epsilon, Summary(tuple(against(chain[None]) for chain in parameters)), against(parameters))
 
 
-def _survivors(
-    scores: Scores,
-    pixels: Tensor,
-    labels: Tensor,
-    epsilon: float,
-    attacks: Sequence[Attack],
-    generator: torch.Generator,
-) -> int:
-    left = (~_is_wrong(scores, pixels, labels)).nonzero().squeeze(1)
+def _survivors(images: AttackedImages, attacks: Sequence[Attack], generator: torch.Generator) -> int:
+    left = images.subset(~images.are_wrong(images.pixels))
     for attack in attacks:
         if len(left) == 0:
             return 0
-        tried = attack(scores, pixels[left], labels[left], epsilon, generator)
-        within = _clipped(tried, pixels[left], epsilon)
-        left = left[~_is_wrong(scores, within, labels[left])]
+        left = left.subset(~left.are_wrong(left.clipped(attack(left, generator))))
     return len(left)
-
-
-class _Ascent(NamedTuple):
-    """The loss of each image, its gradient, and where the prediction is wrong."""
-
-    losses: Tensor
-    gradient: Tensor
-    wrong: Tensor
 
 
 class _Search:
     """The state of APGD for a batch; each image has its own step."""
 
-    def __init__(self, start: Tensor, answer: _Ascent, pixels: Tensor, epsilon: float) -> None:
-        self._pixels, self._epsilon = pixels, epsilon
+    def __init__(self, images: AttackedImages, loss: Loss, start: Tensor) -> None:
+        self._images, self._loss = images, loss
         self._here = self._before = self._best = start
-        self._answer = self._best_answer = answer
-        self._eta = torch.full((len(start), 1, 1, 1), 2 * epsilon, device=start.device)
+        self._answer = self._best_answer = images.ascent(start, loss)
+        self._eta = torch.full((len(start), 1, 1, 1), 2 * images.epsilon, device=start.device)
         self._grew = torch.zeros(len(start), device=start.device)
         self._since = 0
         self._kept_step = torch.zeros(len(start), dtype=torch.bool, device=start.device)
-        self._last_best = answer.losses
-        self.found = _where(answer.wrong, start, pixels)
+        self._last_best = self._answer.losses
+        self.found = _where(self._answer.wrong, start, images.pixels)
 
-    def step(self) -> Tensor:
-        aim = _clipped(self._here + self._eta * self._answer.gradient.sign(), self._pixels, self._epsilon)
+    def step(self) -> None:
+        aim = self._images.clipped(self._here + self._eta * self._answer.gradient.sign())
         momentum = (1 - APGD_MOMENTUM) * (self._here - self._before)
-        return _clipped(self._here + APGD_MOMENTUM * (aim - self._here) + momentum, self._pixels, self._epsilon)
-
-    def move_to(self, moved: Tensor, answer: _Ascent) -> None:
+        moved = self._images.clipped(self._here + APGD_MOMENTUM * (aim - self._here) + momentum)
+        answer = self._images.ascent(moved, self._loss)
         self._grew += answer.losses > self._answer.losses
         self._since += 1
         self._before, self._here, self._answer = self._here, moved, answer
@@ -416,42 +435,16 @@ def _checkpoints(steps: int) -> set[int]:
     return {math.ceil(part * steps) for part in parts[1:] if part <= 1}
 
 
-def _ascent(scores: Scores, pixels: Tensor, labels: Tensor, loss: Loss) -> _Ascent:
-    pixels = pixels.detach().requires_grad_()
-    with torch.enable_grad():
-        found = scores(pixels)
-        losses = loss(found, labels)
-        (gradient,) = torch.autograd.grad(losses.sum(), pixels)
-    return _Ascent(losses.detach(), gradient, margin(found.detach(), labels) <= 0)
-
-
-def _margins(scores: Scores, pixels: Tensor, labels: Tensor) -> Tensor:
-    with torch.no_grad():
-        return margin(scores(pixels), labels)
-
-
-def _is_wrong(scores: Scores, pixels: Tensor, labels: Tensor) -> Tensor:
-    return _margins(scores, pixels, labels) <= 0
-
-
-def _clipped(moved: Tensor, pixels: Tensor, epsilon: float) -> Tensor:
-    return torch.clamp(torch.minimum(torch.maximum(moved, pixels - epsilon), pixels + epsilon), 0, 1)
-
-
 def _where(chosen: Tensor, first: Tensor, second: Tensor) -> Tensor:
     return torch.where(chosen[:, None, None, None], first, second)
 
 
-def _chosen(chosen: Tensor, first: _Ascent, second: _Ascent) -> _Ascent:
-    return _Ascent(
+def _chosen(chosen: Tensor, first: Ascent, second: Ascent) -> Ascent:
+    return Ascent(
         torch.where(chosen, first.losses, second.losses),
         _where(chosen, first.gradient, second.gradient),
         torch.where(chosen, first.wrong, second.wrong),
     )
-
-
-def _uniform(like: Tensor, generator: torch.Generator) -> Tensor:
-    return 2 * torch.rand(like.shape, generator=generator, device=like.device, dtype=like.dtype) - 1
 
 
 def _signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
