@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 
 from pseudocoresets._cli.app import build_app
 from pseudocoresets.data.corruptions import CORRUPTIONS
+from pseudocoresets.evaluation.attacks import Attack, attack_chains
 from pseudocoresets.evaluation.paper import paper_figures
 from pseudocoresets.sources.experts import Experts
 from pseudocoresets.workflows.cells import RESULT
@@ -232,6 +234,25 @@ def test_a_rate_that_was_tried_is_not_tried_again(finished: tuple[Path, Any], mo
     result = CliRunner().invoke(build_app(), ["reproduce", *SMOKE_ARGUMENTS, *where])
     assert result.exit_code == 0, result.output
     assert json.loads(lost.read_text())["choice"] == before
+
+
+def test_an_attack_that_is_over_is_not_made_again(finished: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    out, _ = finished
+    whole = next(out.glob(f"cells/*/cold-attack-coreset/{RESULT}"))
+    before = json.loads(whole.read_text())["attack"]
+    whole.unlink()
+    (whole.parent / "pgd-8-255" / RESULT).unlink()
+    made: list[Sequence[Attack]] = []
+
+    def counted(samples: Any, split: Any, epsilon: float, attacks: Sequence[Attack], images: int) -> Any:
+        made.append(attacks)
+        return attack_chains(samples, split, epsilon, attacks, images)
+
+    monkeypatch.setattr("pseudocoresets.workflows.reproduce.judge.attack_chains", counted)
+    where = ["--out", str(out), "--data-dir", str(out.parent / "data")]
+    CliRunner().invoke(build_app(), ["reproduce", *SMOKE_ARGUMENTS, *where])
+    assert made == [SMOKE.attacks["pgd"]]
+    assert json.loads(whole.read_text())["attack"] == before
 
 
 def test_the_seconds_of_a_construction_are_without_the_training_of_experts(

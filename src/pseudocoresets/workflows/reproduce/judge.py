@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -202,15 +202,22 @@ class _Measurement:
         return {"metrics": evaluate(samples, self._data.test).as_json(), "shift": by_severity}
 
     def _attack(self) -> dict[str, Any]:
+        """Each suite at each epsilon is kept for a process that goes on later: together they are the dearest cell."""
         (samples,) = self._samples(1)
-        found: dict[str, dict[str, Any]] = {}
-        for name, attacks in self._scale.attacks.items():
+        identity, found = self._owner.identity(self._cell), dict[str, dict[str, Any]]()
+
+        def attacked(suite: str, epsilon: float) -> Document:
+            answer = attack_chains(
+                samples, self._data.test, epsilon, self._scale.attacks[suite], self._scale.attacked_images
+            )
+            return {"accuracy": answer.chains.as_json(), "ensemble": answer.ensemble}
+
+        for suite in self._scale.attacks:
             for epsilon in self._scale.epsilons:
-                attacked = attack_chains(samples, self._data.test, epsilon, attacks, self._scale.attacked_images)
-                found.setdefault(name, {})[f"{round(255 * epsilon)}/255"] = {
-                    "accuracy": attacked.chains.as_json(),
-                    "ensemble": attacked.ensemble,
-                }
+                pixels = f"{round(255 * epsilon)}/255"
+                folder = self._order.folder(self._cell) / slug(suite, pixels)
+                kept = once(folder, identity, partial(attacked, suite, epsilon))
+                found.setdefault(suite, {})[pixels] = {name: kept[name] for name in ("accuracy", "ensemble")}
         images = min(self._scale.attacked_images, len(self._data.test))
         return {"metrics": evaluate(samples, self._data.test).as_json(), "attack": found, "attacked_images": images}
 
