@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import json
 import math
 from pathlib import Path
@@ -59,6 +60,15 @@ def test_a_write_that_fails_leaves_no_new_file(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_tensors(tmp_path / "a.safetensors", {"x": torch.zeros(2)}, {"not JSON": object()})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(errno.ENOSPC, "Make room there, or choose another folder"), (errno.EACCES, "Choose a folder you may write to")],
+)
+def test_a_full_disk_is_told_apart_from_a_folder_of_others(tmp_path: Path, number: int, advice: str) -> None:
+    with pytest.raises(InputError, match=advice), replacing(tmp_path / "a.json"):
+        raise OSError(number, "as the system says")
 
 
 def test_permissions_follow_the_umask(tmp_path: Path) -> None:

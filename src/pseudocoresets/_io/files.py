@@ -36,6 +36,13 @@ HASHED_AT_ONCE = 4 * 2**20
 """Bytes."""
 
 
+def cannot_write(path: str | os.PathLike[str], error: OSError, doing: str = "write") -> InputError:
+    """What is in the way of writing, in one sentence, and what to do about it."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    advice = "Make room there, or choose another folder" if full else "Choose a folder you may write to"
+    return InputError(f"Cannot {doing} '{path}': {error.strerror}. {advice}.")
+
+
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place when the block ends without an exception.
@@ -48,7 +55,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         handle, name = tempfile.mkstemp(prefix=_part_prefix(path), suffix=PART_SUFFIX, dir=path.parent)
     except OSError as error:
-        raise InputError(f"Cannot write '{path}': {error.strerror}. Choose a folder you may write to.") from None
+        raise cannot_write(path, error) from None
     _lock(handle)  # until it is closed, nobody takes the file for that of a killed writer
     temporary = Path(name)
     try:
@@ -56,7 +63,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
     except OSError as error:
-        raise InputError(f"Cannot write '{path}': {error.strerror}. Choose a folder you may write to.") from None
+        raise cannot_write(path, error) from None
     finally:
         temporary.unlink(missing_ok=True)
         os.close(handle)
@@ -88,7 +95,7 @@ def _acquired(lock: Path, path: Path) -> int:
         try:
             handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise InputError(f"Cannot write '{path}': {error.strerror}. Choose a folder you may write to.") from None
+            raise cannot_write(path, error) from None
         if not _lock(handle):
             os.close(handle)
             raise InputError(
@@ -117,9 +124,7 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(
-            f"Cannot create the folder '{folder}': {error.strerror}. Choose a folder you may write to."
-        ) from None
+        raise cannot_write(folder, error, "create the folder") from None
     return folder
 
 
@@ -144,9 +149,7 @@ def require_writable_folder(folder: str | os.PathLike[str]) -> None:
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        raise InputError(
-            f"Cannot write into '{existing}': {error.strerror}. Choose a folder you may write to."
-        ) from None
+        raise cannot_write(existing, error, "write into") from None
 
 
 def remove_leftovers(path: str | os.PathLike[str]) -> None:
@@ -227,7 +230,7 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], m
         try:
             save_file(contiguous, temporary, metadata={"json": json_text(document, sort_keys=True)})
         except SafetensorError as error:
-            raise InputError(f"Cannot write '{path}': {error}. Choose a folder with room for it.") from None
+            raise InputError(f"Cannot write '{path}': {error}. Make room there, or choose another folder.") from None
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import Literal
 
 from filelock import FileLock
 
-from pseudocoresets._io.files import make_folder, replacing
+from pseudocoresets._io.files import cannot_write, make_folder, replacing
 from pseudocoresets.core.errors import DataUnavailableError, InputError
 from pseudocoresets.core.progress import Progress, task
 
@@ -253,7 +253,7 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except OSError as error:
-        raise InputError(f"Cannot write '{path}': {error.strerror}. Choose a folder you may write to.") from None
+        raise cannot_write(path, error) from None
     try:
         yield
     finally:

@@ -80,6 +80,6 @@ def _require_disk(size: int, count: int, epochs: int, folder: Path) -> None:
     free = shutil.disk_usage(existing).free + stored
     if wanted > free:
         raise InputError(
-            f"{count:,} experts take {wanted / 2**30:,.1f} GiB, and '{existing}' has room for {free / 2**30:,.1f} GiB; "
+            f"{count:,} experts take {wanted / 2**20:,.1f} MiB, and '{existing}' has room for {free / 2**20:,.1f} MiB; "
             "ask for fewer, of fewer epochs or of a smaller network, or name another place with --experts."
         )
