@@ -86,8 +86,17 @@ def test_the_card_of_a_run_has_its_figures_and_real_data_are_called_real(coreset
     card = (tmp_path / "out" / "README.md").read_text()
     assert REAL in card and "CC0." in card
     assert "`bpc privacy audit` found:\n\n- All points can be traced.\n" in card
+    assert "| metric | this coreset | random real images |" in card
     assert "| accuracy % | 50.0 ± 10.0 | not recorded |" in card
     assert "Coreset of pets" in card and "secret" not in card
+
+
+def test_the_card_s_figures_say_that_labels_were_learned(coreset: pc.Coreset, tmp_path: Path) -> None:
+    soft = torch.nn.functional.one_hot(coreset.labels, 10).float()
+    replace(coreset, y=soft).save(tmp_path / "coreset.safetensors")
+    (tmp_path / "metrics.json").write_text("{}")
+    share(tmp_path, tmp_path / "out", licence="CC0")
+    assert "| metric | this coreset (labels learned) |" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_an_address_needs_the_right_hash(coreset_file: Path, coreset: pc.Coreset, tmp_path: Path, server: str) -> None:

@@ -15,6 +15,7 @@ from pseudocoresets.core.text import printable
 from pseudocoresets.coreset import CORESET_FILE, Coreset, coreset_path, library_versions
 from pseudocoresets.data import FOLDER_PREFIX, find_entry
 from pseudocoresets.evaluation.metrics import METRICS
+from pseudocoresets.evaluation.report import method_title
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.workflows.audit import audit_findings, audit_folder
 
@@ -100,7 +101,8 @@ def card(
         "",
     ]
     lines += ["## How it was made", "", f"By the method `{coreset.method}` with seed {coreset.seed}{network}.", ""]
-    lines += ["```json", settings, "```", "", f"Libraries: {versions}.", "", "## Figures", "", *_figures(metrics), ""]
+    lines += ["```json", settings, "```", "", f"Libraries: {versions}.", ""]
+    lines += ["## Figures", "", *_figures(metrics, coreset), ""]
     lines += ["## Licence of the data", "", f"{licence}.", "", "## Privacy", "", _privacy(coreset, real), ""]
     lines += ["`bpc privacy audit` found:", "", *(f"- {printable(each)}" for each in audited), ""] if audited else []
     lines += ["## How to load it", "", "```python", "import pseudocoresets as pc", ""]
@@ -124,12 +126,13 @@ def _published(metrics: dict[str, Any], coreset: Coreset) -> dict[str, Any]:
     return {name: value for name, value in metrics.items() if name not in secret}
 
 
-def _figures(metrics: Mapping[str, Any] | None) -> list[str]:
+def _figures(metrics: Mapping[str, Any] | None, coreset: Coreset) -> list[str]:
     """The figures of a run as a table; a file alone has none."""
     if metrics is None:
         return ["None were recorded with the file; `bpc evaluate` measures them."]
     lines = [f"On test data, protocol `{printable(str(metrics.get('protocol')))}`, mean ± deviation over runs.", ""]
-    lines += ["| metric | this coreset | random real images |", "|---|---|---|"]
+    own_title = method_title("this coreset", coreset.labels_learned, coreset.formation)
+    lines += [f"| metric | {own_title} | random real images |", "|---|---|---|"]
     for name, metric in METRICS.items():
         own, control = (_spread(block, name, metric.spread) for block in (metrics, metrics.get("control") or {}))
         lines.append(f"| {metric.title} | {own} | {control} |")
