@@ -64,10 +64,8 @@ def multiclass_brier(probabilities: Tensor, labels: Tensor) -> float:
     """Scikit-learn's Brier score of one class against the rest, summed over classes."""
     from sklearn.metrics import brier_score_loss
 
-    total = 0.0
-    for c in range(probabilities.shape[1]):
-        total += float(brier_score_loss((labels == c).numpy(), probabilities[:, c].numpy(), pos_label=True))
-    return total
+    columns = enumerate(probabilities.numpy().T)
+    return float(sum(brier_score_loss((labels == c).numpy(), column, pos_label=True) for c, column in columns))
 
 
 def test_known_values() -> None:
