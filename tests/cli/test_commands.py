@@ -96,6 +96,10 @@ def test_the_version_is_said(bpc: Invoke) -> None:
     assert (result.exit_code, result.stdout) == (0, f"bpc {metadata.version('pseudocoresets')}\n")
 
 
+def test_help_fills_the_lines_of_a_terminal(bpc: Invoke) -> None:
+    assert "fails is reported in the table, and the status is then 3." in bpc("posterior", "--help").stdout
+
+
 @pytest.mark.parametrize("words", ["--help", "--version", "", "data list", "data --help", "show --help", "constrct"])
 def test_a_short_answer_does_not_wait_for_torch(words: str) -> None:
     """Which takes seconds; the rest is some tenths of one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import inspect
 import os
 import traceback
 import warnings
@@ -62,7 +63,7 @@ class LoadedCommands(Mapping[str, Any]):
         if isinstance(found, typer.Typer):
             return typer.main.get_command(_guarded_app(found))
         alone = typer.Typer(add_completion=False)
-        alone.command(name, cls=PanelledCommand)(guarded(found))
+        alone.command(name, cls=PanelledCommand, help=_paragraphs(found))(guarded(found))
         return typer.main.get_command(alone)
 
     def __iter__(self) -> Iterator[str]:
@@ -199,12 +200,18 @@ def build_app() -> typer.Typer:
     return app
 
 
+def _paragraphs(command: Callable[..., Any]) -> str:
+    """What help says of a command: its docstring, whose lines end where those of the terminal do."""
+    return "\n\n".join(" ".join(each.split()) for each in (inspect.getdoc(command) or "").split("\n\n"))
+
+
 def _guarded_app(group: typer.Typer) -> typer.Typer:
     """A copy of a group of commands with each of them guarded."""
     answer = copy.copy(group)
     answer.registered_commands = [copy.copy(entry) for entry in group.registered_commands]
     for entry in answer.registered_commands:
         if entry.callback is not None:
+            entry.cls, entry.help = PanelledCommand, _paragraphs(entry.callback)
             entry.callback = guarded(entry.callback)
     return answer
 

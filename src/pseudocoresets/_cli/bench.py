@@ -57,6 +57,7 @@ def bench(
 
     With --methods: memory and seconds per iteration of construction methods, beside their published formulations as
     plain PyTorch loops and the paper's figures, and the plot of both against images per class.
+
     With --networks: an iteration for other networks and samplers at ten images per class (on a CPU, one), beside the
     plain path, and what the ConvNet's time would be at their arithmetic.
 
