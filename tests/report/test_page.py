@@ -193,7 +193,11 @@ def test_many_classes_have_their_frequent_mistakes_instead_of_a_matrix(
 @pytest.mark.parametrize(
     ("changes", "shown", "absent"),
     [
-        ({"control": block(0.95, 0.1)}, ("−5.0 points worse", "+0.220 worse", "are better by 5.0 points"), "better −"),
+        (
+            {"control": block(0.95, 0.1)},
+            ("−5.0 points worse", "+0.220 worse", "are better by 5.0 points"),
+            "points better",
+        ),
         ({"control": block(0.90, 0.3204)}, ("0.0 points same", "0.000 same"), "−0.000"),
         ({"control": {"accuracy": {"mean": 0.7, "values": [0.7] * 25}}}, ("over 5 runs (control: 25)",), "over 25"),
         (
