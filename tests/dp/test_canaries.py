@@ -14,7 +14,7 @@ from torch import Tensor
 import pseudocoresets as pc
 from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.dp import Budget, Guarantee, Release, SystemEntropy, calibrated, per_example_gradients
+from pseudocoresets.dp import Budget, Guarantee, Release, SystemEntropy, calibrated, per_example_gradients, spent
 from pseudocoresets.methods import Problem, RealData
 from pseudocoresets.methods.condensation import private_matching
 from pseudocoresets.methods.condensation.private_matching import TARGETS, PrivateMatching
@@ -51,17 +51,25 @@ def promised() -> Guarantee:
     return calibrated(BUDGET, OTHERS + 1, lambda noise: Release("one sum", noise))
 
 
-def gradient_scores(canary: bool, entropy: SystemEntropy, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    """How far each run's noisy gradient points along the canary's own, which is far longer than the others."""
+def gradient_scores(
+    canary: bool, entropy: SystemEntropy, monkeypatch: pytest.MonkeyPatch, promise: Guarantee | None = None
+) -> np.ndarray:
+    """How far each run's noisy gradient points along the canary's own, which is far longer than the others.
+
+    These are made orthogonal to it, so that it does not matter how many of them take part.
+    """
     data, network = images(canary), pc.build_network("mlp:depth=1,width=4", (1, 8, 8), 2)
     theta, bright = network.initialise(0), images(True)
     found = per_example_gradients(network, theta, bright.transform(bright.train.images), bright.train.labels)
-    found[-1] *= 1000
-    monkeypatch.setattr(private, "per_example_gradients", lambda network, theta, x, y: found[: len(x)])
+    own = 1000 * found[-1]
+    rest = found[0] - (found[0] @ own) / (own @ own) * own
+    look_up = lambda network, theta, x, y: torch.where(y[:, None] == 1, own, rest)  # noqa: E731
+    monkeypatch.setattr(private, "per_example_gradients", look_up)
     settings = ExpertSettings(epochs=1, batch_size=OTHERS + 1, augment=False)
-    trainer = PrivateTrainer(data, network, settings, HOST, PrivateTraining(BUDGET, 1.0, promised()), entropy)
+    training = PrivateTraining(BUDGET, 1.0, promise or promised())
+    trainer = PrivateTrainer(data, network, settings, HOST, training, entropy)
     nothing = Randomness.for_purpose(0, "test")
-    runs = [trainer.gradient(theta, nothing) * len(data.train) @ found[-1] for _ in range(RUNS)]
+    runs = [trainer.gradient(theta, nothing) * len(data.train) @ own for _ in range(RUNS)]
     return torch.stack(runs).numpy()
 
 
@@ -93,6 +101,20 @@ def test_gradients_without_noise_are_caught(entropy: SystemEntropy, monkeypatch:
     scores = [gradient_scores(canary, entropy, monkeypatch) for canary in (True, False)]
     bound = epsilon_at_least(scores[0], scores[1], BUDGET.delta)
     assert bound > BUDGET.epsilon
+
+
+def test_steps_in_which_everybody_takes_part_are_caught(
+    entropy: SystemEntropy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The noise keeps to epsilon only because an example takes part in one step of five."""
+    sampled = Release("sampled sum", 0.8, 0.2)
+    epsilon = spent([sampled], BUDGET.delta)
+    bounds = []
+    for release in (sampled, replace(sampled, sampling_rate=1.0)):
+        promise = Guarantee(epsilon, BUDGET.delta, "a test", OTHERS + 1, (release,))
+        scores = [gradient_scores(canary, entropy, monkeypatch, promise) for canary in (True, False)]
+        bounds.append(epsilon_at_least(scores[0], scores[1], BUDGET.delta))
+    assert bounds[0] <= epsilon < bounds[1]
 
 
 def test_clipping_after_the_sum_is_caught(entropy: SystemEntropy, monkeypatch: pytest.MonkeyPatch) -> None:
