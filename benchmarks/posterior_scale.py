@@ -26,6 +26,7 @@ import torch
 from pseudocoresets._io.files import read_tensors, write_json, write_tensors
 from pseudocoresets.core.gaussian import kl_divergence
 from pseudocoresets.core.points import Points
+from pseudocoresets.core.progress import Silent
 from pseudocoresets.core.targets import WhitenedTarget, all_points, whitened_target
 from pseudocoresets.data.tables import ParquetData
 from pseudocoresets.kernels import NUTS
@@ -104,23 +105,17 @@ def seconds_per_draw(target: WhitenedTarget, draws: int, seeds: int) -> dict[str
     }
 
 
-class _Marks:
+class _Marks(Silent):
     """A progress display that shows nothing and notes when the warm-up ended."""
 
     def __init__(self, warmup: int) -> None:
         self._left = warmup
         self.clock = self.processor = math.nan
 
-    def start(self, task: str, total: int) -> None:
-        pass
-
     def advance(self, amount: int = 1, note: str = "") -> None:
         self._left -= amount
         if self._left == 0:
             self.clock, self.processor = time.perf_counter(), time.process_time()
-
-    def finish(self) -> None:
-        pass
 
 
 def measure_sampling(path: Path, coreset: Path) -> dict[str, Any]:
