@@ -102,6 +102,10 @@ def test_a_formula_takes_classes_by_name_and_ignores_other_columns(tmp_path: Pat
         ("y ~ a +", "cannot be used"),
         ("~ a", "A formula has one target"),
         ("y ~ 1", "names 0 features"),
+        ("y ~ 0 + a", "leaves the intercept out"),
+        ("y ~ log(a)", r"Column 'log\(a\)' holds a value that is not finite"),
+        ("log(a) ~ b", r"The target 'log\(a\)' holds a value that is not finite"),
+        ("kind ~ log(a)", r"Column 'log\(a\)' holds a value that is not finite"),
     ],
 )
 def test_bad_formulas_get_one_sentence(tmp_path: Path, formula: str, message: str) -> None:
@@ -135,6 +139,9 @@ def test_survival_and_groups_come_from_columns(tmp_path: Path) -> None:
         (lambda f: f.assign(d=3 - 2 * f.a), "says the same as '[ad]', up to scale"),
         (lambda f: f.assign(d=f.a + f.b - 1), "is a combination of '.', '.'; remove it"),
         (lambda f: f.assign(d=[None, *range(59)]), "Column 'd' has 1 missing value"),
+        (lambda f: f.assign(d=1e200 * f.a), r"Column 'd' holds a value of size .*e\+200; use units"),
+        (lambda f: f.assign(y=1e200 * f.a), r"The target 'y' holds a value of size .*e\+200; use units"),
+        (lambda f: f.assign(y=3.5), "The target 'y' is constant"),
         (lambda f: f.head(0), "needs a line of column names and at least one line of data"),
         (lambda f: f.head(1), "at least 5 are needed"),
         (lambda f: pandas.DataFrame(np.zeros((20, 3000)), columns=map(str, range(3000))).assign(y=0), "3,001 columns"),

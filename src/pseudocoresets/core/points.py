@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pseudocoresets.core.errors import InputError
@@ -188,13 +190,17 @@ def _numbers(values: Any, name: str) -> Tensor:
         numbers = torch.as_tensor(held, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{name} must be a tensor or an array of numbers ({error}).") from None
-    if not bool(torch.isfinite(numbers).all()):
-        raise InputError(f"{name} holds a value that is not finite; remove that row.")
-    if numbers.numel() and (largest := float(numbers.abs().max())) > LARGEST_VALUE:
-        raise InputError(
-            f"{name} holds a value of size {largest:g}; use units in which none is above {LARGEST_VALUE:g}."
-        )
+    require_moderate(numbers.detach().cpu().numpy(), name)
     return numbers
+
+
+def require_moderate(values: NDArray[Any], name: str) -> None:
+    """Refuse what is not finite, or too large to be squared."""
+    largest = float(np.abs(values).max(initial=0.0))
+    if not math.isfinite(largest):
+        raise InputError(f"{name} holds a value that is not finite; remove that row.")
+    if largest > LARGEST_VALUE:
+        raise InputError(f"{name} holds a value of size {largest:g}; use units in which none is above {LARGEST_VALUE}.")
 
 
 @dataclass(frozen=True)

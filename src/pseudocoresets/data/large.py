@@ -27,7 +27,7 @@ from pseudocoresets.core.devices import host_memory
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.fingerprint import DIGEST_BYTES, fingerprint
 from pseudocoresets.core.mapping import Mapper, in_this_process
-from pseudocoresets.core.points import BatchFunction, Rows
+from pseudocoresets.core.points import BatchFunction, Rows, require_moderate
 from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.core.text import listed
 from pseudocoresets.data.tables import (
@@ -38,6 +38,7 @@ from pseudocoresets.data.tables import (
     SYNTHETIC,
     PosteriorData,
     class_name,
+    constant_target,
     parquet_file,
     require_column,
 )
@@ -229,8 +230,7 @@ def _numbers(column: Any, name: str) -> Array:
     values = _values(column, name)
     if values.dtype.kind not in "biuf":
         raise InputError(f"Column '{name}' holds text; encode it as numbers or leave it out.")
-    if not np.isfinite(values).all():
-        raise InputError(f"Column '{name}' holds a value that is not finite; remove that row.")
+    require_moderate(values, f"Column '{name}'")
     return values
 
 
@@ -304,8 +304,8 @@ def _summarised(table: LargeTable, index: int) -> Kept:
     for begin, batch in table.batches(index):
         x, y = table.points(batch), _values(batch.column(table.target), table.target)
         text = y.dtype.kind == "U"
-        if not text and not np.isfinite(y).all():
-            raise InputError(f"The target '{table.target}' holds a value that is not finite; remove that row.")
+        if not text:
+            require_moderate(y, f"The target '{table.target}'")
         for digest, column in zip(digests, (*x.T, y), strict=True):
             digest.update(np.ascontiguousarray(column).view(np.uint8).data)
         if len(kinds) <= MOST_CLASSES:
@@ -385,7 +385,9 @@ class _Whole:
         deviation = np.sqrt(self.moments.products.diagonal() / self.moments.count)
         self._check_features(table, deviation[:-1])
         standardised = model in STANDARDISED
-        shift, unit = (self.moments.mean[-1], deviation[-1] or 1.0) if standardised else (0.0, 1.0)
+        if standardised and not deviation[-1]:
+            raise InputError(constant_target(target))
+        shift, unit = (self.moments.mean[-1], deviation[-1]) if standardised else (0.0, 1.0)
         classes = kinds if model in CLASSES and kinds is not None else ()
         return Preparation(self.moments.mean[:-1], deviation[:-1], float(shift), float(unit), classes)
 

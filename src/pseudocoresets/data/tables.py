@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.extras import installed_by
-from pseudocoresets.core.points import FullData, Rows, random_positions
+from pseudocoresets.core.points import FullData, Rows, random_positions, require_moderate
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.core.text import first_line, listed
@@ -216,7 +216,7 @@ def _read_file(path: Path, choice: Choice, model: str) -> Table:
 
 
 def formula_table(formula: str, columns: Mapping[str, Sequence[Any]]) -> Table:
-    """Target and features by a formula such as ``"y ~ x + C(z)"``, through formulaic; its intercept is left out.
+    """Target and features by a formula such as ``"y ~ x + C(z)"``, through formulaic, without its intercept.
 
     A target of text is a class. Columns that the formula does not mention do not matter.
     """
@@ -230,9 +230,13 @@ def formula_table(formula: str, columns: Mapping[str, Sequence[Any]]) -> Table:
     target = left.strip()
     classes = target in frame and bool(tilde) and frame[target].dtype.kind not in "biuf"
     try:
-        matrices: Any = model_matrix(
-            features if classes else formula, frame.drop(columns=[target] * classes), context={}
-        )
+        with np.errstate(all="ignore"):
+            matrices: Any = model_matrix(
+                features if classes else formula,
+                frame.drop(columns=[target] * classes),
+                context={},
+                na_action="ignore",  # rows are not dropped, but refused below
+            )
     except (FormulaicError, SyntaxError, ValueError, KeyError, NameError) as error:
         raise InputError(f"The formula '{formula}' cannot be used ({first_line(error)}).") from None
     if classes:
@@ -242,12 +246,21 @@ def formula_table(formula: str, columns: Mapping[str, Sequence[Any]]) -> Table:
         target = str(matrices.lhs.columns[0])
     else:
         raise InputError(f"A formula has one target, as in 'y ~ x + C(z)'; got '{formula}'.")
-    right = right.drop(columns=["Intercept"], errors="ignore")
+    if "Intercept" not in right:
+        raise InputError(
+            f"The formula '{formula}' leaves the intercept out; features are centred here, so write it with one."
+        )
+    right = right.drop(columns=["Intercept"])
     if not 1 <= right.shape[1] <= LARGEST_WIDTH:
         raise InputError(
             f"The formula '{formula}' names {right.shape[1]:,} features; a model needs between 1 and {LARGEST_WIDTH:,}."
         )
-    return Table(right.to_numpy(np.float64), y, tuple(map(str, right)), target)
+    if not classes:
+        require_moderate(y, f"The target '{target}'")
+    x, names = right.to_numpy(np.float64), tuple(map(str, right))
+    for name, values in zip(names, x.T, strict=True):
+        require_moderate(values, f"Column '{name}'")
+    return Table(x, y, names, target)
 
 
 def check_columns(table: Table) -> None:
@@ -334,8 +347,7 @@ def _numbers(name: str, values: Sequence[Any]) -> NDArray[np.float64]:
             raise InputError(
                 f"Column '{name}' holds text ('{value}' in row {row + 1}); encode it as numbers or leave it out."
             ) from None
-    if not np.isfinite(numbers).all():
-        raise InputError(f"Column '{name}' holds a value that is not finite; remove that row.")
+    require_moderate(numbers, f"Column '{name}'")
     return numbers
 
 
@@ -358,8 +370,7 @@ def _target_values(name: str, values: Sequence[Any]) -> Array:
         numbers = np.array([float(value) for value in values])
     except (TypeError, ValueError):
         return np.array([str(value) for value in values])
-    if not np.isfinite(numbers).all():
-        raise InputError(f"The target '{name}' holds a value that is not finite; remove that row.")
+    require_moderate(numbers, f"The target '{name}'")
     return numbers
 
 
@@ -429,7 +440,14 @@ def _encode(table: Table, model: str) -> tuple[NDArray[np.float64], tuple[str, .
         return _encode_survival(table, y), ()
     if model in COUNTS_FOR and (bool((y < 0).any()) or bool((y != np.round(y)).any())):
         raise InputError(f"The target '{table.target}' must hold counts (0, 1, 2, ...) for {COUNTS_FOR[model]}.")
+    if model in STANDARDISED and len(y) > 1 and bool((y == y[0]).all()):
+        raise InputError(constant_target(str(table.target)))
     return y, ()
+
+
+def constant_target(name: str) -> str:
+    """What is said of it, to models of noise."""
+    return f"The target '{name}' is constant, so that there is nothing to model."
 
 
 def _encode_survival(table: Table, times: NDArray[np.float64]) -> NDArray[np.float64]:

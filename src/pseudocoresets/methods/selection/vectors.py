@@ -119,7 +119,8 @@ def likelihood_vectors(
             return ExplicitVectors(model.likelihood_vectors(q, x))
         theta = q.sample(samples, generator_for(seed, "likelihood vectors"))
         values = model.log_likelihood(theta, x, y)
-        values = values[values.isfinite().all(1)]
+        possible = values.isfinite().all(1)
+        values = values if bool(possible.all()) else values[possible]
         if len(values) < 2:
             raise DivergenceError(
                 "The log-likelihood is finite almost nowhere near its mode; let every parameter take any real value, "
