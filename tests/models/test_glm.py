@@ -10,6 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.distributions import Normal, Poisson
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian, kl_divergence, squared_wasserstein
@@ -210,6 +211,19 @@ def test_wrong_models_are_refused_with_a_sentence() -> None:
     wrong = FunctionModel(lambda theta, x, y: theta.sum(), lambda theta: theta.sum(), 2)
     with pytest.raises(InputError, match="one value per datum"):
         wrong.log_likelihood(torch.zeros(2), torch.zeros(4, 2), torch.zeros(4))
+
+
+def test_places_that_a_distribution_refuses_are_impossible_and_wrong_data_an_error() -> None:
+    """exp(-1000) is a scale of zero."""
+    y = torch.arange(3, dtype=DOUBLE)
+    noise = FunctionModel(lambda theta, x, y: Normal(0.0, theta[0].exp()).log_prob(y), lambda theta: -theta.sum(), 1)
+    values = noise.log_likelihood(torch.tensor([[0.0], [-1000.0]], dtype=DOUBLE), y[:, None], y)
+    torch.testing.assert_close(values[0], Normal(0.0, 1.0).log_prob(y))
+    assert not bool(values[1].isfinite().any())
+    assert not bool(noise.log_likelihood(torch.tensor([-1000.0], dtype=DOUBLE), y[:, None], y).isfinite().any())
+    counts = FunctionModel(lambda theta, x, y: Poisson(theta[0].exp()).log_prob(y), lambda theta: -theta.sum(), 1)
+    with pytest.raises(ValueError, match="support"):
+        counts.log_likelihood(torch.zeros(1, dtype=DOUBLE), y[:, None], y + 0.5)
 
 
 @pytest.mark.parametrize(

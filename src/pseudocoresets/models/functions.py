@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from pseudocoresets.core.energy import Model
 from pseudocoresets.core.errors import InputError
@@ -35,22 +37,46 @@ class FunctionModel(UncheckedModel):
             raise InputError(f"A model needs at least one parameter; got size {self.size}.")
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        if theta.ndim == 1:
-            values = self.log_likelihood_function(theta, x, y)
-            if values.shape != (len(x),):
-                raise InputError(
-                    f"log_likelihood must give one value per datum, shape ({len(x)},); got {tuple(values.shape)}."
-                )
-            return values
-        return torch.func.vmap(lambda one: self.log_likelihood(one, x, y))(theta)
+        return _where_possible(partial(self._log_likelihood, x=x, y=y), theta)
 
     def log_prior(self, theta: Tensor) -> Tensor:
-        if theta.ndim == 1:
-            value = self.log_prior_function(theta)
-            if value.ndim:
-                raise InputError(f"log_prior must give one number; got shape {tuple(value.shape)}.")
-            return value
-        return torch.func.vmap(self.log_prior)(theta)
+        return _where_possible(self._log_prior, theta)
+
+    def _log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        values = self.log_likelihood_function(theta, x, y)
+        if values.shape != (len(x),):
+            raise InputError(
+                f"log_likelihood must give one value per datum, shape ({len(x)},); got {tuple(values.shape)}."
+            )
+        return values
+
+    def _log_prior(self, theta: Tensor) -> Tensor:
+        value = self.log_prior_function(theta)
+        if value.ndim:
+            raise InputError(f"log_prior must give one number; got shape {tuple(value.shape)}.")
+        return value
+
+
+def _where_possible(function: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
+    """The function at one theta or many; not finite where PyTorch's distributions refuse their parameters.
+
+    A search or a sampler may try places where, say, exp(theta) is a scale of zero, and must hear that they are bad.
+    """
+    every = function if theta.ndim == 1 else torch.func.vmap(function)
+    try:
+        return every(theta)
+    except InputError:
+        raise
+    except (ValueError, RuntimeError):  # the latter where vmap cannot put a number into the sentence
+        validated = Distribution._validate_args
+        Distribution.set_default_validate_args(False)
+        try:
+            values = every(theta)
+        finally:
+            Distribution.set_default_validate_args(validated)
+        if bool(torch.isfinite(values).all()):
+            raise
+        return values
 
 
 def as_smooth(model: Model) -> SmoothModel:
