@@ -31,8 +31,8 @@ def show(
 
     coreset_file = coreset_path(coreset_file)
     picture = coreset_file.with_suffix(".png") if out is None else out
-    require_writable(picture, coreset_file)
     coreset = Coreset.load(coreset_file, data_dir=data_dir)
+    require_writable(picture, coreset_file)
     coreset.show(picture)
     if as_json:
         typer.echo(json_text({"picture": str(picture), "images": len(coreset)}))
