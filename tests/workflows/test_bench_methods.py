@@ -15,6 +15,7 @@ from pseudocoresets.evaluation.paper import paper_cost
 from pseudocoresets.methods import METHODS
 from pseudocoresets.workflows import bench_methods as bench
 from pseudocoresets.workflows.bench import CPU
+from pseudocoresets.workflows.bench_plot import bench_figure
 from pseudocoresets.workflows.published_loops import PUBLISHED_LOOPS
 
 TINY = replace(CPU, train_images=120, test_images=10, network="convnet:width=4")
@@ -62,6 +63,19 @@ def test_the_command_writes_the_table_and_the_plot(bpc: Invoke, tmp_path: Path) 
     assert (row["method"], row["ipc"], row["failure"]) == ("dm", 1, None)
     assert row["times_faster"] == pytest.approx(row["published"]["seconds"] / row["ours"]["seconds"])
     assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_plot_says_what_was_learned_and_has_numbers_on_every_axis() -> None:
+    """Memory of a CPU's rows lies within less than a decade, where powers of ten alone leave an axis bare."""
+    costs = {1: bench.Cost(0.2, 456_000_000), 10: bench.Cost(0.4, 462_000_000), 50: bench.Cost(1.7, 539_000_000)}
+    rows = [bench.MethodCost("ld", ipc, cost, labels_learned=True) for ipc, cost in costs.items()]
+    figure = bench_figure(rows, "CPU")
+    figure.draw_without_rendering()
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ld (labels learned)"]
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = axis.get_view_interval()
+        ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+        assert any(tick.label1.get_text() and low <= tick.get_loc() <= high for tick in ticks)
 
 
 def test_a_method_that_fails_is_a_row(bpc: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,13 @@ from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import print_json, print_table
 from pseudocoresets._cli.process import A_PART_FAILED, say
 from pseudocoresets._io.files import require_writable, write_json
+from pseudocoresets._io.pictures import save_figure
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.evaluation.report import method_title
 from pseudocoresets.workflows.bench import Measurement, run_bench
 from pseudocoresets.workflows.bench_methods import Cost, MethodCost, bench_methods
 from pseudocoresets.workflows.bench_networks import NetworkCost, bench_networks
-from pseudocoresets.workflows.bench_plot import save_bench_plot
+from pseudocoresets.workflows.bench_plot import bench_figure
 from pseudocoresets.workflows.cells import as_text
 
 Row = TypeVar("Row", Measurement, MethodCost, NetworkCost)
@@ -151,7 +152,7 @@ def _show_methods(found: Iterable[MethodCost], name: str, out: Path | None, json
 
     rows, document = _gathered(found, line, name, out, note=NOTE)
     if out is not None:
-        save_bench_plot(rows, name, out.with_suffix(".png"))
+        save_figure(out.with_suffix(".png"), bench_figure(rows, name))
     if json:
         print_json(document)
     else:

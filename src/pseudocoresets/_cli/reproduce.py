@@ -52,7 +52,7 @@ def reproduce(
         o.option(o.MACHINE, "--budget", help="Seconds: the most valuable cells that fit into them.", min=0, max=1e9),
     ] = None,
     smoke: Annotated[
-        bool, o.option(o.METHOD, "--smoke", help="The whole path on the digits in two or three minutes.")
+        bool, o.option(o.METHOD, "--smoke", help="The whole path on the digits in about a minute.")
     ] = False,
     datasets: Annotated[str, o.option(o.DATA, "--datasets", help="Only these, separated by commas.")] = "",
     sizes: Annotated[str, o.option(o.DATA, "--ipc", help="Only these images per class, separated by commas.")] = "",

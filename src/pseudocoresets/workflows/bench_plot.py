@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pseudocoresets._io.pictures import save_figure
+from pseudocoresets.evaluation.report import method_title
 
 if TYPE_CHECKING:
     from pseudocoresets.workflows.bench_methods import Cost, MethodCost
@@ -31,9 +30,10 @@ SIDES = (
 MEANING = "dashed, hollow: the published loop here; dotted, half filled: the paper's figures, of its own device"
 
 
-def save_bench_plot(rows: Sequence[MethodCost], title: str, path: str | os.PathLike[str]) -> None:
+def bench_figure(rows: Sequence[MethodCost], title: str) -> Any:
     """Peak memory beside seconds per update, for each method and side."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
 
     figure = Figure(figsize=(12, 5), layout="constrained")
     memory, seconds = figure.subplots(1, 2)
@@ -43,14 +43,14 @@ def save_bench_plot(rows: Sequence[MethodCost], title: str, path: str | os.PathL
         for side in SIDES:
             costs = {row.ipc: cost for row in own if (cost := side.cost(row)) is not None}
             drawn = {**look, "linestyle": side.line, "fillstyle": side.fill}
-            label = name if side is SIDES[0] else None
+            label = method_title(name, own[0].labels_learned) if side is SIDES[0] else None
             memory.plot(list(costs), [cost.peak_memory / 1e9 for cost in costs.values()], label=label, **drawn)
             seconds.plot(list(costs), [cost.seconds for cost in costs.values()], **drawn)
     sizes = sorted({row.ipc for row in rows})
     for axes, quantity in ((memory, "peak memory, GB"), (seconds, "seconds per update of the images")):
         axes.set(xscale="log", yscale="log", xlabel="images per class", ylabel=quantity)
         axes.set_xticks(sizes, [str(size) for size in sizes])
-        axes.minorticks_off()
+        axes.xaxis.set_minor_locator(NullLocator())
     figure.legend(loc="outside right center", fontsize=8)
     figure.suptitle(f"{title} ({MEANING})", fontsize=10)
-    save_figure(path, figure)
+    return figure
