@@ -165,6 +165,18 @@ def test_the_page_is_complete_and_its_numbers_lead_to_their_cells(finished: tupl
     assert "| cifar10 | 10 | sigma=0.01 | bpc-cd | cd as published, cold | 50.18 ± 0.5 |" in tables
 
 
+def test_a_column_of_the_page_is_there_if_anything_can_stand_in_it(finished: tuple[Path, Any]) -> None:
+    out, _ = finished
+    tables = (out / "index.html").read_text().split('<table class="results">')[1:]
+    for table in tables:
+        head, *rows = table.split("</table>")[0].split("<tr>")[1:]
+        assert {row.count("<td") + row.count("<th") for row in rows} == {head.count("<th ")}
+    rivals = next(table for table in tables if "construction seconds" in table)
+    assert '<th scope="col">construction seconds</th>' in rivals
+    assert "accuracy, paper" in rivals
+    assert "ece, paper" not in rivals
+
+
 LOOK = """(() => {
   const wide = document.documentElement, link = document.querySelector(".worse a, .better a")
   const details = document.getElementById(link.hash.slice(1)).closest("details"), before = details.open

@@ -25,6 +25,7 @@ from pseudocoresets.workflows.reproduce.tables import (
     Reading,
     Records,
     failures,
+    is_averaged,
     lines_of,
     markdown,
     read_records,
@@ -68,13 +69,25 @@ def _table(name: str, lines: Sequence[Line]) -> dict[str, Any]:
         "name": name,
         "title": table.title,
         "note": table.note,
-        "metrics": table.metrics,
+        "columns": [_columns(metric, index, lines) for index, metric in enumerate(table.metrics)],
         "controlled": table.controlled,
         "variants": any(line.place.variant for line in lines),
         "ahead": ahead.count("better"),
         "behind": ahead.count("worse"),
         "absent": sum(not line.has_records for line in lines),
         "rows": [_row(line) for line in lines],
+    }
+
+
+def _columns(metric: str, index: int, lines: Sequence[Line]) -> dict[str, str]:
+    """The headings of a metric, as far as it has them: the paper may not report it, and costs have no average."""
+    reported = any(line.comparisons[index].paper for line in lines)
+    averaged = is_averaged(lines, index)
+    ours = "one chain" if averaged else "ours"
+    return {
+        "paper": f"{metric}, paper" if reported else "",
+        "ours": ours if reported else f"{metric}, one chain" if averaged else metric,
+        "averaged": "averaged" if averaged else "",
     }
 
 

@@ -247,7 +247,7 @@ def markdown(table: Table, lines: Sequence[Line]) -> list[str]:
 def _columns(table: Table, lines: Sequence[Line]) -> list[str]:
     columns = ["data", "images per class", *(["where"] if _has_variants(lines) else []), "paper's row", "ours"]
     for index, metric in enumerate(table.metrics):
-        columns += [f"{metric}: paper", *(["ours, one chain", "averaged"] if _is_averaged(lines, index) else ["ours"])]
+        columns += [f"{metric}: paper", *(["ours, one chain", "averaged"] if is_averaged(lines, index) else ["ours"])]
     return columns + (["control, one chain", "starts alone"] if table.controlled else [])
 
 
@@ -259,7 +259,7 @@ def _rows(table: Table, lines: Sequence[Line]) -> Iterator[list[str]]:
         for index, each in enumerate(line.comparisons):
             ours = "" if each.ours is None else each.ours.text(each.unit)
             row += [each.paper_text, _marked(ours, each.verdict)]
-            if _is_averaged(lines, index):
+            if is_averaged(lines, index):
                 row.append("" if each.ours is None else each.ours.averaged_text(each.unit))
         if table.controlled:
             first = line.comparisons[0]
@@ -312,7 +312,7 @@ def _has_variants(lines: Iterable[Line]) -> bool:
     return any(line.place.variant for line in lines)
 
 
-def _is_averaged(lines: Iterable[Line], metric: int) -> bool:
+def is_averaged(lines: Iterable[Line], metric: int) -> bool:
     """Whether a metric is one of chains, which can be averaged, and not of a construction."""
     found = (line.comparisons[metric].ours for line in lines)
     return any(reading is not None and reading.averages for reading in found)
