@@ -155,7 +155,7 @@ def test_the_page_says_what_the_run_found(run_folder: Path) -> None:
     assert "over 5 runs" in text
     assert "Temperature 0.00077" in text
     assert "construct.expert_epochs 2" in text
-    assert "Construct 30.1 s" in text and "Total 71.3 s" in text
+    assert "Construction 30.1 s" in text and "Total 71.3 s" in text
     assert "No disagreement between chains was flagged" in text
     assert "leaks" not in text
 
@@ -229,6 +229,17 @@ def test_the_expert_protocol_carries_its_warning_beside_the_control(tmp_path: Pa
     assert "75.0 ± 1.6 %" in results
 
 
+@pytest.mark.parametrize(("protocol", "named"), [("cold", False), ("expert", True)])
+def test_settings_have_words_and_are_those_of_the_protocol(run_folder: Path, protocol: str, named: bool) -> None:
+    change_metrics(
+        run_folder, protocol=protocol, posterior={"schedule": "cosine", "start_epoch": -1, "start_noise": 0.1}
+    )
+    text = text_of(write_report(run_folder))
+    assert "Schedule of the step size cosine" in text
+    assert ("Epoch of the expert at the start" in text, "Noise on the start" in text) == (named, named)
+    assert "start_epoch" not in text
+
+
 def test_an_audit_of_the_run_is_a_section_of_its_page(run_folder: Path) -> None:
     assert 'id="privacy"' not in write_report(run_folder).read_text()
     attack = {"attack": "loss threshold", **roc([0.1, 0.9, 0.5, 0.7], [False, True, False, True]).as_json()}
@@ -243,9 +254,11 @@ def test_an_audit_of_the_run_is_a_section_of_its_page(run_folder: Path) -> None:
     page = write_report(run_folder).read_text()
     assert 'id="privacy"' in page and "The &lt;b&gt;start&lt;/b&gt; images can be seen." in page
     assert "1.000 (1.000 to 1.000)" in page and 'aria-label="True against false positives' in page
-    (run_folder / "privacy" / "audit.json").write_text(json.dumps(audit | {"membership": [1]}))
-    with pytest.raises(FileFormatError, match="is not what an audit wrote; audit again, or remove it"):
-        write_report(run_folder)
+    endless = [{**each, "attacks": [attack | {"curve": [[0, 10**400]]}]} for each in audit["membership"]]
+    for wrong in ([1], endless):
+        (run_folder / "privacy" / "audit.json").write_text(json.dumps(audit | {"membership": wrong}))
+        with pytest.raises(FileFormatError, match="is not what an audit wrote; audit again, or remove it"):
+            write_report(run_folder)
 
 
 def test_the_least_run_folder_still_gives_a_page(run_folder: Path) -> None:

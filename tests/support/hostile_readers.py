@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import hostile
 import numpy as np
@@ -24,7 +25,9 @@ from hypothesis import strategies as st
 
 import pseudocoresets as pc
 from pseudocoresets._io.files import read_tensors, write_json, write_tensors
+from pseudocoresets._report import charts
 from pseudocoresets._report.page import _summary, _timings
+from pseudocoresets._report.privacy import audit_section
 from pseudocoresets._report.results import result_groups
 from pseudocoresets._report.run_folder import read_run
 from pseudocoresets._report.wording import flattened
@@ -42,11 +45,14 @@ from pseudocoresets.data.restoring import without_matrices
 from pseudocoresets.data.tables import load_posterior_data
 from pseudocoresets.data.transforms import InputTransform, WhiteningOrigin, fit_zca
 from pseudocoresets.data.zca_cache import kept_zca
+from pseudocoresets.evaluation.function_space import FORMAT, Predictions
 from pseudocoresets.methods import ContrastiveDivergence
 from pseudocoresets.models.networks import NetworkSpec, build_network, from_spec
+from pseudocoresets.privacy.shadows import _kept as kept_answer
 from pseudocoresets.sources.experts import ExpertSettings, ExpertStore, load_experts
 from pseudocoresets.sources.experts.store import TrainedOn
 from pseudocoresets.sources.reference import _load as load_reference
+from pseudocoresets.workflows.audit import audit_findings
 from pseudocoresets.workflows.cells import once
 
 HASH = 32 * "0"
@@ -118,6 +124,7 @@ def readers(folder: Path) -> list[Reader]:
         _checkpoint(folder),
         *_stores(folder),
         *_runs(folder),
+        *_audits(),
         *_caches(folder),
         Reader("preset", _texts(_PRESET), lambda path: pc.preset(path), "preset.json"),
         *_data_files(),
@@ -266,6 +273,7 @@ def _runs(folder: Path) -> list[Reader]:
         "posterior": {"sampler": "langevin", "chains": 5},
         "diagnostics": {"r_hat_max": 1.0, "warning": None},
         "timings": {"experts": 1.0},
+        "calibrated": {"power": 1.2, "images": 50, "ensemble": {"accuracy": 0.9, "nll": 0.3, "ece": 0.1, "brier": 0.1}},
         "seconds": 2.0,
         "method": "cd",
         "protocol": "cold",
@@ -287,6 +295,42 @@ def _runs(folder: Path) -> list[Reader]:
         Reader("metrics.json", _texts(metrics), use, "run/metrics.json"),
         Reader("config.json", _texts({"settings": {"a": [1, {"b": None}]}}), use, "run1/config.json"),
         Reader("log.jsonl", lines, use, "run2/log.jsonl"),
+    ]
+
+
+def _audits() -> list[Reader]:
+    share = {"value": 0.5, "low": 0.4, "high": 0.6}
+    attack = {"attack": "loss threshold", "auc": share, "tpr_at": [share, share], "curve": [[0.0, 0.0], [1.0, 1.0]]}
+    near = {"median_distance": 1.0, "median_distance_held_out": 1.0, "rank_test_p": 0.5}
+    near |= {"nearest_is_training": share, "nearest_is_training_expected": 0.5}
+    names = ("this coreset", "random real images", "training on all data")
+    audit = {
+        "dataset": "mine",
+        "method": "cd",
+        "points": 2,
+        "training_images": 10,
+        "findings": ["Nothing."],
+        "membership": [{"of": name, "accuracy": 0.9, "attacks": [attack]} for name in names],
+        "neighbours": [{"of": names[0], "space": "pixels", **near}],
+        "recovery": [{"of": names[0], "unknown": "nothing is known"}],
+    }
+
+    def use_audit(path: Path) -> None:
+        audit_findings(path.parent)
+        with patch.object(charts, "roc_curves", lambda *values: ""):  # drawing takes a third of a second
+            audit_section(path.parent)
+
+    def use_shadow(path: Path) -> None:
+        found = kept_answer(path, HASH)
+        assert found is None or (found.ndim == 1 and bool(found.isfinite().all()))
+
+    predictions = ({"probabilities": torch.full((4, 2), 0.5)}, {"format": FORMAT, "version": 1, "inputs": HASH})
+    predictions[1]["about"] = {"sampler": "langevin"}
+    shadow = ({"answer": torch.zeros(3, dtype=torch.float64)}, {"identity": HASH, "shadow": 0, "way": "coreset"})
+    return [
+        Reader("audit.json", _texts(audit), use_audit, "privacy/audit.json"),
+        Reader("shadow", hostile.tensor_files(shadow), use_shadow, "s.safetensors"),
+        Reader("predictions", hostile.tensor_files(predictions), Predictions.load, "p.safetensors"),
     ]
 
 

@@ -148,6 +148,17 @@ def test_the_smoke_test_goes_all_the_way(finished: tuple[Path, Any]) -> None:
     assert attacked["construction"]["learning_rate"] == best["learning_rate"]
 
 
+def test_a_cell_that_was_changed_is_not_shown(finished: tuple[Path, Any], tmp_path: Path) -> None:
+    out, _ = finished
+    for path in sorted((out / "cells").glob("*/*/metrics.json"))[:2]:
+        copy = tmp_path / path.relative_to(out)
+        copy.parent.mkdir(parents=True)
+        copy.write_bytes(path.read_bytes())
+    assert len(read_records(tmp_path)) == 2
+    copy.write_text(copy.read_text().replace('"accuracy": 0.', '"accuracy": 1.'))
+    assert len(read_records(tmp_path)) == 1
+
+
 def test_the_page_is_complete_and_its_numbers_lead_to_their_cells(finished: tuple[Path, Any]) -> None:
     out, _ = finished
     page, tables = (out / "index.html").read_text(), (out / "tables.md").read_text()

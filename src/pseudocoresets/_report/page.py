@@ -56,8 +56,16 @@ POSTERIOR = {
     "augment": "Augmented",
     "mixed_kinds": "Each image its own kind of augmentation",
     "augmentation": "Augmentation",
+    "schedule": "Schedule of the step size",
+    "point_learning_rate": "Learning rate of 'point'",
+    "learned_steps": "By the steps that were learned",
+    "start_epoch": "Epoch of the expert at the start",
+    "start_noise": "Noise on the start",
     "seed": "Seed",
 }
+OF_PROTOCOL = {"point": ("point_learning_rate", "learned_steps"), "expert": ("start_epoch", "start_noise")}
+"""Settings that mean something under one protocol alone."""
+STAGES = {"construct": "construction", "along": "accuracy along it"}
 DIAGNOSTICS = {
     "r_hat_max": "R-hat, largest",
     "r_hat_median": "R-hat, median",
@@ -261,12 +269,15 @@ def _posterior(run: Run) -> list[tuple[str, str]]:
     recorded = dict(section(run.metrics, "posterior"))
     recorded.setdefault("weights_sum", float(run.coreset.weights.sum()))
     recorded.setdefault("data_size", run.coreset.data_size)
+    for protocol, names in OF_PROTOCOL.items():
+        for name in names if run.metrics.get("protocol") != protocol else ():
+            recorded.pop(name, None)
     named = [(name, as_text(recorded.pop(key))) for key, name in POSTERIOR.items() if key in recorded]
     return named + flattened(recorded)
 
 
 def _timings(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     timings = section(metrics, "timings")
-    rows = [(name.replace("_", " "), duration(seconds)) for name, seconds in timings.items()]
+    rows = [(STAGES.get(name, name.replace("_", " ")), duration(seconds)) for name, seconds in timings.items()]
     total = metrics.get("seconds")
     return rows if total is None else [*rows, ("total", duration(total))]

@@ -36,7 +36,7 @@ def audit_section(folder: Path) -> dict[str, Any] | None:
     document = read_json(path)
     try:
         return _section(document, folder / PICTURE_FILE)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
         raise FileFormatError(f"'{path}' is not what an audit wrote; audit again, or remove it.") from None
 
 

@@ -16,7 +16,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from pseudocoresets._io.files import make_folder, read_tensors, write_tensors
+from pseudocoresets._io.files import TensorFile, make_folder, write_tensors
+from pseudocoresets._io.schema import Array
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.fingerprint import fingerprint
 from pseudocoresets.core.seeds import generator_for
@@ -29,6 +30,7 @@ MakeShadow: TypeAlias = Callable[[Dataset, Path | None, Collection[str]], Answer
 """Is given half of the data, a folder for checkpoints, and which ways are wanted."""
 
 ANSWER = "answer"
+ARRAYS = {ANSWER: Array(["(questions,) float64"])}
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def half(labels: Tensor, number: int, seed: int) -> Tensor:
 def _kept(path: Path, identity: str) -> Tensor | None:
     """What an earlier process left, if it is whole and of the same kind."""
     try:
-        tensors, document = read_tensors(path)
+        file = TensorFile.open(path)
+        return file.tensors(ARRAYS)[ANSWER] if file.document.get("identity") == identity else None
     except FileFormatError:
         return None
-    return tensors.get(ANSWER) if document.get("identity") == identity else None

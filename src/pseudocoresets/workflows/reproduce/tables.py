@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pseudocoresets._io.files import read_json
 from pseudocoresets.evaluation.paper import PaperFigure
-from pseudocoresets.workflows.cells import FAILURE, RESULT, Document, markdown_table
+from pseudocoresets.workflows.cells import FAILURE, RESULT, Document, markdown_table, whole_result
 from pseudocoresets.workflows.reproduce.catalogue import CORRUPTION_NAMES, Entry, Place, Table
 from pseudocoresets.workflows.reproduce.cells import VARIANTS, Made, ReproductionCell
 from pseudocoresets.workflows.reproduce.scale import Scale
@@ -130,11 +129,11 @@ class Line:
 
 
 def read_records(out: Path) -> dict[ReproductionCell, Document]:
-    """Every finished cell below ``out``."""
+    """Every finished cell below ``out`` that nothing has changed since."""
     found: dict[ReproductionCell, Document] = {}
     for path in sorted((out / "cells").glob(f"*/*/{RESULT}")):
-        document = read_json(path)
-        if isinstance(document, dict) and "cell" in document:
+        document = whole_result(path)
+        if document is not None and "cell" in document:
             found[ReproductionCell.from_json(document["cell"])] = document
     return found
 
