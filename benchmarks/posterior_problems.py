@@ -49,6 +49,7 @@ from posterior_peer import build_with_peer
 from pseudocoresets._io.files import write_json
 from pseudocoresets.construction import construct
 from pseudocoresets.construction.safeguard import CHECKED, OWN
+from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import Gaussian, kl_divergence
 from pseudocoresets.core.points import Points, Rows
 from pseudocoresets.core.progress import Silent
@@ -371,7 +372,7 @@ def _peer(about: Known, task: Task, folder: Path) -> Iterator[tuple[int, dict[st
     bc.util.set_verbosity("error")
     try:
         built = build_with_peer(bc, ModelSide(about.case), task.method, task.sizes, task.seed, None)
-    except (ValueError, ArithmeticError, np.linalg.LinAlgError) as error:
+    except (ValueError, ArithmeticError, np.linalg.LinAlgError, DivergenceError) as error:
         yield from ((size, {"kl": math.inf, "failure": str(error)}) for size in task.sizes)
         return
     for size, points, seconds in built:
