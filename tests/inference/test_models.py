@@ -88,7 +88,11 @@ class Likelihood:
         return LogisticRegression(2).log_prior(theta)
 
 
-def test_a_model_without_curvature_is_sampled_in_its_own_coordinates() -> None:
+@pytest.mark.parametrize("largest_whitened", [1, 2])
+def test_a_model_without_curvature_is_sampled_in_its_own_or_in_whitened_coordinates(
+    monkeypatch: pytest.MonkeyPatch, largest_whitened: int
+) -> None:
+    monkeypatch.setattr("pseudocoresets.inference.models.LARGEST_WHITENED", largest_whitened)
     samples = sample_model_posterior(coreset(), Likelihood(), samples=400, warmup=300)
     fit, _ = gaussian_moments(coreset(), LogisticRegression(2))
     assert float(kl_divergence(fit, samples.gaussian)) < 5 * 5 / samples.ess
