@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from pseudocoresets.models.networks import build_network
 
 FusedBackend = pytest.importorskip("pseudocoresets.backends.fused", exc_type=ImportError).FusedBackend
 
-from pseudocoresets.backends.fused.capture import Capturing, without_collection  # noqa: E402
+from pseudocoresets.backends.fused.capture import Capturing, captured, without_collection  # noqa: E402
 
 NETWORK = build_network("convnet:depth=2,width=4,pooling=max,norm=none", (1, 8, 8), 3)
 ENERGY = Energy(Classifier(NETWORK, prior_scale=0.5), data_size=40)
@@ -111,6 +112,29 @@ def test_nothing_is_collected_during_a_capture() -> None:
     with pytest.raises(ValueError, match="within"), without_collection():
         raise ValueError("within")
     assert gc.isenabled()
+
+
+def test_a_graph_is_captured_after_a_warm_up_and_settings_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CUDA calls stand for themselves; a capture that fails leaves cuDNN and the collector as they were too."""
+    cuda = MagicMock()
+    for name in ("Stream", "stream", "current_stream", "synchronize", "CUDAGraph", "graph"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    settings: list[tuple[bool, bool]] = []
+
+    def note() -> None:
+        settings.append((torch.backends.cudnn.benchmark, gc.isenabled()))
+
+    def fail() -> None:
+        note()
+        raise ValueError("within")
+
+    assert captured(note, note) is cuda.CUDAGraph.return_value
+    with pytest.raises(ValueError, match="within"):
+        captured(fail, note)
+    note()
+    assert settings == 2 * [(True, True), (True, False)] + [(False, True)]
+    calls = [name for name, *_ in cuda.method_calls]
+    assert calls.index("stream") < calls.index("synchronize") < calls.index("CUDAGraph") < calls.index("graph")
 
 
 def test_work_that_cannot_be_captured_is_done_again_and_again(caplog: pytest.LogCaptureFixture) -> None:

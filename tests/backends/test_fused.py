@@ -211,17 +211,20 @@ def test_a_likelihood_of_its_own_is_not_fused() -> None:
 
 
 @needs_triton
-def test_what_cannot_be_captured_goes_the_plain_way_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_captured_goes_the_plain_way_with_one_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pseudocoresets.backends.fused import FusedBackend
+    from pseudocoresets.backends.fused import backend as implementation
 
-    class Uncooperative(FusedBackend):
-        def _new_chains(self, *arguments: object) -> Any:
-            raise RuntimeError("No graphs today.\nMore text")
+    def uncooperative(*arguments: object) -> None:
+        raise RuntimeError("No graphs today.\nMore text")
 
+    monkeypatch.setattr(implementation, "CapturedChains", uncooperative)
     network = by_forward(plain_scores)
     energy = Energy(Classifier(network), 10)
     points = Points(torch.ones(2, 1, 8, 8), torch.arange(2), torch.ones(2))
-    start, backend = network.initialise(0, 2), Uncooperative("cpu")
+    start, backend = network.initialise(0, 2), FusedBackend("cpu")
     ends = [
         each.run_chain(ChainPlan(Langevin(0.1), energy, points, 3), start, Randomness.for_purpose(0))
         for each in (PlainBackend(), backend, backend)

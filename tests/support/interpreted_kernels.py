@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 from unittest import mock
 
 import torch
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pseudocoresets.backends import Backend, ChainPlan, PlainBackend
-from pseudocoresets.backends.fused import FusedBackend, head, norm
+from pseudocoresets.backends.fused import FusedBackend, capture, head, norm
 from pseudocoresets.backends.fused.augmentation import FusedAugmentation, fused_augmentation
-from pseudocoresets.backends.fused.autograd import AutogradLayout, autograd_layout
+from pseudocoresets.backends.fused.autograd import autograd_layout
 from pseudocoresets.backends.fused.chains import CapturedChains
 from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
 from pseudocoresets.backends.fused.first_block import patches_of
@@ -145,14 +145,10 @@ class Replay:
         self.replay = work
 
 
-class InterpretedTrajectory(CapturedTrajectory):
-    def _capture(self) -> tuple[Any, Any]:
-        return Replay(self._all_steps), Replay(self._all_adjoint_steps)
-
-
-class InterpretedChains(CapturedChains):
-    def _capture(self) -> Any:
-        return Replay(self._all_steps)
+def interpreted(work: Callable[[], None], warm_up: Callable[[], None]) -> Replay:
+    """In place of ``captured``."""
+    warm_up()
+    return Replay(work)
 
 
 class Residual(nn.Module):
@@ -187,7 +183,7 @@ def check_chains(network: Network, shared: bool, soft: bool, momentum: float) ->
     y = torch.rand(images, 10, generator=generator).softmax(-1) if soft else torch.arange(images)
     factors = torch.rand(images, generator=generator)
     with mock.patch.multiple(torch.cuda, **CUDA), torch.no_grad():  # as a capture has it
-        runner = InterpretedChains(layout, (3, 8, 8), chains, images, steps, soft, shared, CPU, torch.float32)
+        runner = CapturedChains(layout, (3, 8, 8), chains, images, steps, soft, shared, CPU, torch.float32)
         runner.set_position(start)
         runner.set_rates(Rates(step_size, momentum=momentum), decay)
         runner.set_labels(y, factors)
@@ -214,7 +210,7 @@ def check_bfloat16(network: Network, chains: int) -> list[float]:
     start, factors = network.initialise(0, chains), torch.rand(images, generator=generator)
     layout = autograd_layout(network)
     with mock.patch.multiple(torch.cuda, **CUDA), torch.no_grad():
-        runner = InterpretedChains(layout, (3, 8, 8), chains, images, 1, False, True, CPU, torch.bfloat16)
+        runner = CapturedChains(layout, (3, 8, 8), chains, images, 1, False, True, CPU, torch.bfloat16)
         runner.set_position(start)
         runner.set_rates(Rates(1.0))
         runner.set_labels(y, factors)
@@ -229,29 +225,19 @@ def check_bfloat16(network: Network, chains: int) -> list[float]:
     return errors
 
 
+class Capturing(capture.Capturing):
+    """Nothing here may go another way."""
+
+    def __call__(self, build: Callable[[], T]) -> T:
+        return build()
+
+
 class InterpretedBackend(FusedBackend):
     """The fused backend in float32 on the CPU, with a given number of steps to a block of a trajectory."""
 
     def __init__(self, trajectory_steps: int = 1, fused: bool = True) -> None:
         super().__init__("cpu", torch.float32)
-        self._steps, self._fused = trajectory_steps, fused
-
-    def _new_chains(
-        self,
-        layout: Layout | AutogradLayout,
-        network: Network,
-        chains: int,
-        images: int,
-        steps: int,
-        soft: bool,
-        shared: bool,
-    ) -> CapturedChains:
-        return InterpretedChains(layout, network.spec.shape, chains, images, steps, soft, shared, CPU, torch.float32)
-
-    def _new_trajectory(
-        self, layout: Layout, network: Network, chains: int, images: int, steps: int, soft: bool
-    ) -> CapturedTrajectory:
-        return InterpretedTrajectory(layout, network.spec.shape, chains, images, steps, soft, CPU, torch.float32)
+        self._steps, self._fused, self._capturing = trajectory_steps, fused, Capturing()
 
     def repeated(self, work: Callable[[Randomness], T]) -> Callable[[Randomness], T]:
         return work
@@ -261,7 +247,7 @@ class InterpretedBackend(FusedBackend):
 
     def _layout(self, network: Network, device: torch.device) -> Layout | None:
         layout = super()._layout(network, device)
-        assert (layout is not None) == self._fused, "nothing here may go another way"
+        assert (layout is not None) == self._fused
         return layout
 
 
@@ -368,7 +354,7 @@ def check_noise(momentum: float) -> dict[str, float]:
     assert isinstance(layout, Layout)
     ends = []
     with mock.patch.multiple(torch.cuda, **CUDA):
-        runner = InterpretedChains(layout, (3, 8, 8), 1, 1, 1, False, True, CPU, torch.float32)
+        runner = CapturedChains(layout, (3, 8, 8), 1, 1, 1, False, True, CPU, torch.float32)
         runner.set_labels(torch.arange(1), torch.ones(1))
         for degrees in (temperature, 0.0):
             runner.set_position(network.initialise(0, 1))
@@ -390,7 +376,7 @@ def check_trajectory(soft: bool, chains: int, momentum: float) -> dict[str, floa
     y = torch.rand(images, 10, generator=generator).softmax(-1) if soft else torch.arange(images)
     factors, adjoints = torch.rand(images, generator=generator), torch.randn(start.shape, generator=generator)
     velocities = 0.1 * torch.randn(start.shape, generator=generator)
-    trajectory = InterpretedTrajectory(layout, (3, 8, 8), chains, images, steps, soft, CPU, torch.float32)
+    trajectory = CapturedTrajectory(layout, (3, 8, 8), chains, images, steps, soft, CPU, torch.float32)
     trajectory.set_rates(torch.tensor(step_size), decay, momentum)
     end = trajectory.forwards(Motion(start, velocities), x, y, factors)
     found = trajectory.backwards(AdjointState(adjoints, adjoints), spacings)
@@ -534,6 +520,8 @@ def check_kinds(mixed: bool) -> list[int]:
 
 
 if __name__ == "__main__":
+    for module in ("chains", "trajectory"):
+        mock.patch(f"pseudocoresets.backends.fused.{module}.captured", interpreted).start()
     found = {
         "augmentation": [check_augmentation((3, 8, 8), mixed=False), check_augmentation((1, 6, 10), mixed=True)],
         "kinds": [check_kinds(mixed=True), check_kinds(mixed=False)],

@@ -207,25 +207,11 @@ class FusedBackend(PlainBackend):
         if layout is None:
             return None
         key = (layout, network.spec.shape, chains, images, steps, soft, shared)
-        if key not in self._chains:
-            self._chains[key] = self._capturing(
-                lambda: self._new_chains(layout, network, chains, images, steps, soft, shared)
-            )
-        return self._chains[key]
-
-    def _new_chains(
-        self,
-        layout: Layout | AutogradLayout,
-        network: Network,
-        chains: int,
-        images: int,
-        steps: int,
-        soft: bool,
-        shared: bool,
-    ) -> CapturedChains:
         shallow = isinstance(layout, Layout) or isinstance(network.prototype, ConvNet)
         dtype = self._dtype if shallow else torch.float32
-        return CapturedChains(layout, network.spec.shape, chains, images, steps, soft, shared, self._device, dtype)
+        if key not in self._chains:
+            self._chains[key] = self._capturing(lambda: CapturedChains(*key, self._device, dtype))
+        return self._chains[key]
 
     def _captured_trajectory(
         self, network: Network, device: torch.device, chains: int, images: int, steps: int, soft: bool
@@ -235,15 +221,8 @@ class FusedBackend(PlainBackend):
             return None
         key = (layout, network.spec.shape, chains, images, steps, soft)
         if key not in self._trajectories:
-            self._trajectories[key] = self._capturing(
-                lambda: self._new_trajectory(layout, network, chains, images, steps, soft)
-            )
+            self._trajectories[key] = self._capturing(lambda: CapturedTrajectory(*key, self._device, self._dtype))
         return self._trajectories[key]
-
-    def _new_trajectory(
-        self, layout: Layout, network: Network, chains: int, images: int, steps: int, soft: bool
-    ) -> CapturedTrajectory:
-        return CapturedTrajectory(layout, network.spec.shape, chains, images, steps, soft, self._device, self._dtype)
 
     def _layout_of_model(self, model: Model, device: torch.device) -> Layout | None:
         """A class derived from Classifier may have another likelihood."""

@@ -39,6 +39,32 @@ class Capturing:
             return None
 
 
+def captured(work: Callable[[], None], warm_up: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """``work`` as a graph; ``warm_up`` runs before it, beside the current stream: Triton compiles and cuDNN chooses."""
+    with cudnn_benchmark():
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            warm_up()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with capture_into(graph):
+            work()
+    return graph
+
+
+@contextmanager
+def cudnn_benchmark() -> Iterator[None]:
+    """Let cuDNN try its algorithms for the shapes within the block."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
 @contextmanager
 def capture_into(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     """What the block launches becomes ``graph``.

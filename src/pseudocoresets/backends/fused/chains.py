@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pseudocoresets.backends.fused.augmentation import fused_augmentation
 from pseudocoresets.backends.fused.autograd import AutogradGradient, AutogradLayout, Images
-from pseudocoresets.backends.fused.capture import capture_into
+from pseudocoresets.backends.fused.capture import captured
 from pseudocoresets.backends.fused.convnet import EnergyGradient
 from pseudocoresets.backends.fused.first_block import Patches, empty_patches
 from pseudocoresets.backends.fused.head import update
@@ -136,19 +136,13 @@ class CapturedChains:
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         """Warm up one row after another, so that cuDNN times its algorithms undisturbed; capture them together."""
-        with cudnn_benchmark(), torch.no_grad():
-            warm_up = torch.cuda.Stream()
-            warm_up.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(warm_up):
-                for row in range(self._rows):
-                    self._steps_of(row, 1)
-            torch.cuda.current_stream().wait_stream(warm_up)
-            torch.cuda.synchronize()
-            self._gradient.zero_()
-            graph = torch.cuda.CUDAGraph()
-            with capture_into(graph):
-                self._all_steps()
-        return graph
+
+        def warm_up() -> None:
+            for row in range(self._rows):
+                self._steps_of(row, 1)
+
+        with torch.no_grad():
+            return captured(self._all_steps, warm_up)
 
 
 class Workspace(Protocol):
@@ -202,14 +196,3 @@ def aligned_rows(rows: int, size: int, device: torch.device, dtype: torch.dtype)
     """Zeros (rows, size) with aligned rows; cuDNN's fast convolutions need that of their weights."""
     padded = -(-size // ROW_ALIGNMENT) * ROW_ALIGNMENT
     return torch.zeros(rows, padded, device=device, dtype=dtype)[:, :size]
-
-
-class cudnn_benchmark:  # noqa: N801
-    """Let cuDNN try its algorithms for the shapes within the block."""
-
-    def __enter__(self) -> None:
-        self._before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = True
-
-    def __exit__(self, *_: object) -> None:
-        torch.backends.cudnn.benchmark = self._before

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends.fused.capture import capture_into
-from pseudocoresets.backends.fused.chains import cudnn_benchmark
+from pseudocoresets.backends.fused.capture import captured
 
 WARM_UPS = 2
 
@@ -56,15 +55,9 @@ class CapturedFunction:
     def _capture(self) -> torch.cuda.CUDAGraph | None:
         if not any(tensor.is_cuda for tensor in self._inputs.values()):
             return None
-        with cudnn_benchmark():
-            warm_up = torch.cuda.Stream()
-            warm_up.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(warm_up):
-                for _ in range(WARM_UPS):
-                    self._work()
-            torch.cuda.current_stream().wait_stream(warm_up)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with capture_into(graph):
+
+        def warm_up() -> None:
+            for _ in range(WARM_UPS):
                 self._work()
-        return graph
+
+        return captured(self._work, warm_up)

@@ -10,8 +10,7 @@ from typing import Generic, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from pseudocoresets.backends.fused.capture import Capturing, capture_into
-from pseudocoresets.backends.fused.chains import cudnn_benchmark
+from pseudocoresets.backends.fused.capture import Capturing, capture_into, cudnn_benchmark
 from pseudocoresets.core.seeds import Randomness
 
 T = TypeVar("T")

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.backends.fused.adjoint import probe_places, pull_back, set_probes
-from pseudocoresets.backends.fused.capture import capture_into
-from pseudocoresets.backends.fused.chains import aligned_rows, cudnn_benchmark, replay
+from pseudocoresets.backends.fused.capture import captured
+from pseudocoresets.backends.fused.chains import aligned_rows, replay
 from pseudocoresets.backends.fused.convnet import EnergyGradient
 from pseudocoresets.backends.fused.first_block import empty_patches
 from pseudocoresets.backends.fused.head import update
@@ -169,18 +169,8 @@ class CapturedTrajectory:
             self._adjoint_step(step)
 
     def _capture(self) -> tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph]:
-        """Each after a run of one step that lets Triton compile and cuDNN choose."""
-        graphs = []
-        with cudnn_benchmark(), torch.no_grad():
-            for once, whole in ((self._step, self._all_steps), (self._adjoint_step, self._all_adjoint_steps)):
-                warm_up = torch.cuda.Stream()
-                warm_up.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(warm_up):
-                    once(0)
-                torch.cuda.current_stream().wait_stream(warm_up)
-                torch.cuda.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with capture_into(graph):
-                    whole()
-                graphs.append(graph)
-        return graphs[0], graphs[1]
+        with torch.no_grad():
+            return (
+                captured(self._all_steps, lambda: self._step(0)),
+                captured(self._all_adjoint_steps, lambda: self._adjoint_step(0)),
+            )
