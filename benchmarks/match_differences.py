@@ -10,15 +10,13 @@ of their norm; means over the classes. A smooth network shows that the differenc
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import load_dataset
 from pseudocoresets.methods import RealData
-from pseudocoresets.methods.condensation.gradient_matching import layer_distance, match
+from pseudocoresets.methods.condensation.gradient_matching import layer_distance
 from pseudocoresets.methods.selection import random_per_class
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import build_network
@@ -41,12 +39,14 @@ def table(network_name: str, start: str) -> Tensor:
     found = []
     for c, (x, y) in enumerate(zip(batch.x.split(batch.counts), batch.y.split(batch.counts), strict=True)):
         own = images[labels == c].requires_grad_()
-        target, weights = torch.full((len(own),), c), torch.full((len(own),), 1 / len(own)).double()
-        wanted = _gradient(model, theta, x.double(), y)
-        distance = partial(match(model, network), weights=weights, y=target, theta=theta, wanted=wanted)
+        target, wanted = torch.full((len(own),), c), _gradient(model, theta, x.double(), y).detach()
+
+        def distance(seen: Tensor, target: Tensor = target, wanted: Tensor = wanted) -> Tensor:
+            return layer_distance(network, _gradient(model, theta, seen, target), wanted)
+
         here = distance(own)
         (exact,) = torch.autograd.grad(here, own)
-        q = _gradient(model, theta, own.detach(), target).requires_grad_()
+        q = _gradient(model, theta, own, target).detach().requires_grad_()
         (v,) = torch.autograd.grad(layer_distance(network, q, wanted), q)
         directions = [exact]
         for radius in RADII:
@@ -65,7 +65,7 @@ def table(network_name: str, start: str) -> Tensor:
 
 def _gradient(model: Classifier, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
     place = theta.detach().requires_grad_()
-    return torch.autograd.grad(-model.log_likelihood(place, x, y).mean(), place)[0]
+    return torch.autograd.grad(-model.log_likelihood(place, x, y).mean(), place, create_graph=True)[0]
 
 
 if __name__ == "__main__":
