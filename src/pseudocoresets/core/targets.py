@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -78,12 +77,11 @@ def whitened_target(model: Model, points: Points, gaussian: Gaussian) -> Whitene
     return WhitenedTarget(posterior_target(model, points), gaussian)
 
 
-@dataclass(frozen=True)
 class WhitenedTarget:
     """A target in coordinates phi with theta = mu + L phi, in which N(mu, L L^T) is standard."""
 
-    target: Target
-    gaussian: Gaussian
+    def __init__(self, target: Target, gaussian: Gaussian) -> None:
+        self.target, self.gaussian = target, gaussian
 
     @property
     def temperature(self) -> float:
@@ -117,26 +115,18 @@ class WhitenedPredictorTarget(WhitenedTarget):
         super().__init__(posterior_target(model, points), gaussian)
         precision, factor, mean = model.prior_scale**-2, gaussian.factor.numpy(), gaussian.mean.numpy()
         x, weights = points.x.double().numpy(), points.weights.double().numpy()
-        design = x @ factor
-        fields = {
-            "_density_and_slope": model.density_and_slope,
-            "_design": design,
-            "_weighted_design": weights[:, None] * design,
-            "_offset": x @ mean,
-            "_targets": points.y.double().numpy(),
-            "_weights": weights,
-            "_curvature": precision * factor.T @ factor,
-            "_pull": precision * factor.T @ mean,
-        }
-        self.__dict__.update(fields)
+        self._density_and_slope = model.density_and_slope
+        self._design, self._offset = x @ factor, x @ mean
+        self._weighted_design = weights[:, None] * self._design
+        self._targets, self._weights = points.y.double().numpy(), weights
+        self._curvature, self._pull = precision * factor.T @ factor, precision * factor.T @ mean
 
     def potential_and_gradient_of_array(self, positions: Array) -> tuple[Array, Array]:
         """U and its gradient at phi (count, size)."""
-        own: Any = self
-        value, slope = own._density_and_slope(positions @ own._design.T + own._offset, own._targets)
-        prior_gradient = positions @ own._curvature + own._pull
-        prior = 0.5 * np.einsum("ij,ij->i", positions, prior_gradient + own._pull)
-        return prior - value @ own._weights, prior_gradient - slope @ own._weighted_design
+        value, slope = self._density_and_slope(positions @ self._design.T + self._offset, self._targets)
+        prior_gradient = positions @ self._curvature + self._pull
+        prior = 0.5 * np.einsum("ij,ij->i", positions, prior_gradient + self._pull)
+        return prior - value @ self._weights, prior_gradient - slope @ self._weighted_design
 
     def potential_and_gradient(self, phi: Tensor) -> tuple[Tensor, Tensor]:
         potential, gradient = self.potential_and_gradient_of_array(np.atleast_2d(phi.detach().numpy()))

@@ -133,13 +133,10 @@ class WhitenedModel:
         return self.model.size
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return self.scale * self.model.log_likelihood(self._theta(theta), x, y)
+        return self.scale * self.model.log_likelihood(self.coordinates.unwhitened(theta), x, y)
 
     def log_prior(self, theta: Tensor) -> Tensor:
-        return self.scale * self.model.log_prior(self._theta(theta))
-
-    def _theta(self, phi: Tensor) -> Tensor:
-        return self.coordinates.mean + phi @ self.coordinates.factor.T
+        return self.scale * self.model.log_prior(self.coordinates.unwhitened(theta))
 
 
 @dataclass(frozen=True)
@@ -151,11 +148,11 @@ class WhitenedDifferentiatedModel(WhitenedModel):
     def log_likelihood_and_gradient(
         self, theta: Tensor, x: Tensor, y: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        value, gradient = self.model.log_likelihood_and_gradient(self._theta(theta), x, y, weights)
+        value, gradient = self.model.log_likelihood_and_gradient(self.coordinates.unwhitened(theta), x, y, weights)
         return self.scale * value, self.scale * gradient @ self.coordinates.factor
 
     def log_prior_gradient(self, theta: Tensor) -> Tensor:
-        return self.scale * self.model.log_prior_gradient(self._theta(theta)) @ self.coordinates.factor
+        return self.scale * self.model.log_prior_gradient(self.coordinates.unwhitened(theta)) @ self.coordinates.factor
 
 
 @dataclass(frozen=True)

@@ -309,5 +309,6 @@ def _load(path: Path) -> ReferenceRun:
         CACHE_DOCUMENT.check(file.document, "its metadata")
     tensors = file.tensors(CACHE_ARRAYS)
     gaussian = Gaussian(tensors["mean"], tensors["covariance"])
-    names = ("exact", "r_hat", "ess", "seconds", "seconds_per_draw", "divergences", "modes")
-    return ReferenceRun(tensors["parameters"], gaussian, *(file.document[name] for name in names))
+    return ReferenceRun(
+        tensors["parameters"], gaussian, **{name: file.document[name] for name in CACHE_DOCUMENT.required}
+    )

@@ -97,9 +97,10 @@ class Network:
         self.spec = spec
         self._build = build
         self.prototype = seeded(build, 0).eval()
-        self._layout = layout_of(self.prototype, spec.name)
+        self.layout = layout_of(self.prototype, spec.name)
+        """Names and shapes of the parameters, in the order in which a parameter vector holds them."""
         check_sampleable(self.prototype, spec)
-        self._sizes = [math.prod(shape) for _, shape in self._layout]
+        self._sizes = [math.prod(shape) for _, shape in self.layout]
         self.size = sum(self._sizes)
         """Number of parameters."""
         self._population = self.prototype if isinstance(self.prototype, PopulationForward) else None
@@ -117,11 +118,6 @@ class Network:
         """
         return cls(build, NetworkSpec(name or f"{CUSTOM}:{type(seeded(build, 0)).__qualname__}", shape, classes))
 
-    @property
-    def layout(self) -> Layout:
-        """Names and shapes of the parameters, in the order in which a parameter vector holds them."""
-        return self._layout
-
     @cached_property
     def fingerprint(self) -> str:
         """Tells apart what networks compute, whatever they are called and however they were initialised.
@@ -129,7 +125,7 @@ class Network:
         A hash of the parameters' names and shapes, and of the scores of fixed images under fixed parameters: in
         float64 to six digits of the largest one, or in float32 to four where the module cannot do float64.
         """
-        digest = hashlib.blake2b(repr((self.spec.shape, self.spec.classes, self._layout)).encode(), digest_size=16)
+        digest = hashlib.blake2b(repr((self.spec.shape, self.spec.classes, self.layout)).encode(), digest_size=16)
         try:
             digest.update(self._probe(torch.float64, digits=6))
         except RuntimeError:
@@ -249,7 +245,7 @@ class Network:
             for hook in hooks:
                 hook.remove()
         unchanged = calls == [each.output._version for each in found.values()]
-        wanted = [name for name, shape in self._layout if len(shape) > 1]
+        wanted = [name for name, shape in self.layout if len(shape) > 1]
         return scores, {name: found[name] for name in wanted} if unchanged and set(found) == set(wanted) else None
 
     def module(self, theta: Tensor) -> nn.Module:
@@ -261,7 +257,7 @@ class Network:
     def flatten(self, module: nn.Module) -> Tensor:
         """The parameter vector of an ordinary module of this architecture."""
         parameters = dict(module.named_parameters())
-        if layout_of(module, self.spec.name) != self._layout:
+        if layout_of(module, self.spec.name) != self.layout:
             raise InputError(f"The module's parameters are not those of the network '{self.spec.name}'.")
         return torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
 
@@ -273,7 +269,7 @@ class Network:
             )
         chains = theta.shape[:-1]
         parts = torch.split(theta, self._sizes, dim=-1)
-        return {name: part.view(*chains, *shape) for (name, shape), part in zip(self._layout, parts, strict=True)}
+        return {name: part.view(*chains, *shape) for (name, shape), part in zip(self.layout, parts, strict=True)}
 
     def _forward(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
         logits: Tensor = functional_call(self._module_on(images.device), dict(parameters), (images,))
