@@ -40,7 +40,7 @@ from pseudocoresets._io.schema import (
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.formation import spread_out, tiled
 from pseudocoresets.core.points import Points
-from pseudocoresets.core.settings import Range
+from pseudocoresets.core.settings import POSITIVE, Range
 from pseudocoresets.data.catalogue import DatasetEntry
 from pseudocoresets.data.dataset import Dataset, Split
 from pseudocoresets.data.download import fetch_by_hash
@@ -65,7 +65,6 @@ IMAGES_SHOWN = 100
 TRANSFORM_PREFIX = "transform."
 LABEL_SLACK = 1e-3
 """How far the sum of a label's probabilities may be from one."""
-POSITIVE = Range(0, 1e30, above=True)
 WEIGHTS = Range(0, 1e30)
 FLATTENED = "channels*height*width"
 

@@ -38,6 +38,8 @@ class Range:
 
 RATE = Range(1e-30, 1e30)
 """Steps and learning rates, which single precision holds."""
+POSITIVE = Range(0, 1e30, above=True)
+"""Deviations in files."""
 SHARE = Range(0, 1, below=True)
 SCALE = Range(1e-9, 1e9)
 """Deviations, whose squares single precision holds."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from pseudocoresets._io.files import TensorFile, naming, write_tensors
 from pseudocoresets._io.schema import Array
 from pseudocoresets.core.errors import FileFormatError, InputError
-from pseudocoresets.core.settings import RATE
+from pseudocoresets.core.settings import POSITIVE
 from pseudocoresets.data.transforms import (
     ZCA_EPSILON,
     InputTransform,
@@ -28,7 +28,7 @@ SMALLEST_KEPT = 1024
 
 CACHED_ARRAYS = {
     "mean": Array(["(channels,) float32"]),
-    "std": Array(["(channels,) float32"], within=RATE),
+    "std": Array(["(channels,) float32"], within=POSITIVE),
     "span": Array(["(2,) int64 or float32 or float64"], optional=True),
     "whitening": Array(["(d, d) float32"]),
     "unwhitening": Array(["(d, d) float32"]),
