@@ -35,7 +35,6 @@ from pseudocoresets.kernels import (
     DualAveraging,
     Langevin,
     Polynomial,
-    adapt_step_size,
     advance,
     is_adjusted,
     run_chain,
@@ -277,9 +276,9 @@ def test_dual_averaging_solves_a_known_response(wanted: float, first: float) -> 
 
 def test_adapting_needs_a_kernel_that_rejects() -> None:
     with pytest.raises(InputError, match="MALA or HMC"):
-        adapt_step_size(Langevin(0.1), torch.zeros(2, 3), gaussian(), 10, seeded())
+        warm_up(Langevin(0.1), torch.zeros(2, 3), gaussian(), 10, seeded())
     with pytest.raises(InputError, match="between 0 and 1"):
-        adapt_step_size(MALA(0.1), torch.zeros(2, 3).double(), gaussian(), 10, seeded(), 1.0)
+        warm_up(MALA(0.1), torch.zeros(2, 3).double(), gaussian(), 10, seeded(), 1.0)
 
 
 @pytest.mark.parametrize("kernel", [MALA(0.2), HMC(0.4, 3)], ids=["mala", "hmc"])

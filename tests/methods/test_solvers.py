@@ -31,7 +31,7 @@ from pseudocoresets.methods.selection.sparse_vi import SparseVI
 from pseudocoresets.methods.selection.uniform import draw_indices
 from pseudocoresets.methods.selection.vectors import ExplicitVectors, likelihood_vectors
 from pseudocoresets.methods.selection.weights import non_negative_least_squares
-from pseudocoresets.methods.solver import full_data, nearest_gaussian, smooth_model
+from pseudocoresets.methods.solver import nearest_gaussian, smooth_model
 from pseudocoresets.methods.starts import informative_points
 from pseudocoresets.models import (
     FunctionModel,
@@ -78,7 +78,7 @@ def solve(name: str, problem: Problem, size: int, seed: int = 0) -> Points:
 def divergence(problem: Problem, points: Points) -> float:
     return float(
         kl_divergence(
-            fit_gaussian(smooth_model(problem), full_data(problem)), fit_gaussian(smooth_model(problem), points)
+            fit_gaussian(smooth_model(problem), problem.full_data()), fit_gaussian(smooth_model(problem), points)
         )
     )
 
@@ -119,14 +119,14 @@ def test_searches_start_from_informative_points_that_match_the_moments() -> None
     drawn, points = informative_points(problem, 8, 0, False, starts=2), starting_points(problem, 8, 0)
     assert not torch.equal(drawn[0].start.x, drawn[1].start.x)
     margins = torch.cat([each.start.x @ q.mean for each in drawn]).abs()
-    assert float(margins.median()) < 0.5 * float((full_data(problem).x @ q.mean).abs().median())
+    assert float(margins.median()) < 0.5 * float((problem.full_data().x @ q.mean).abs().median())
     assert float(kl_divergence(q, coreset_near(smooth_model(problem), points.start, q))) < 0.05
 
 
 def test_gaussian_near_the_nearest_gaussian_is_that_gaussian() -> None:
     problem = logistic_problem()
     points = solve("uniform", problem, 60, seed=0)
-    for data in (full_data(problem), points):
+    for data in (problem.full_data(), points):
         nearest = fit_gaussian(smooth_model(problem), data, tolerance=1e-13)
         again = gaussian_near(nearest, expected_log_joint(smooth_model(problem), nearest, data))
         assert float(kl_divergence(nearest, again)) < 1e-8
@@ -172,8 +172,8 @@ def test_real_points_are_rows_of_the_data_with_positive_weights(name: str) -> No
     problem = logistic_problem(count=120)
     points = QUICK.get(name, SOLVER[name]()).solve(problem, 6, seed=4)
     assert points.indices is not None
-    torch.testing.assert_close(points.x, full_data(problem).x[points.indices])  # type: ignore[attr-defined]
-    torch.testing.assert_close(points.y, full_data(problem).y[points.indices])  # type: ignore[attr-defined]
+    torch.testing.assert_close(points.x, problem.full_data().x[points.indices])  # type: ignore[attr-defined]
+    torch.testing.assert_close(points.y, problem.full_data().y[points.indices])  # type: ignore[attr-defined]
     assert 1 <= len(points) <= 6
     assert len(set(points.indices.tolist())) == len(points)
     assert bool((points.weights > 0).all())
@@ -294,7 +294,7 @@ def test_draws_that_a_model_calls_impossible_are_left_out_of_its_vectors() -> No
 def test_hilbert_error_falls_with_the_size(method: FrankWolfe) -> None:
     problem = gaussian_problem(dimension=5, count=100)
     vectors = likelihood_vectors(
-        smooth_model(problem), nearest_gaussian(problem), full_data(problem).x, full_data(problem).y
+        smooth_model(problem), nearest_gaussian(problem), problem.full_data().x, problem.full_data().y
     )  # type: ignore[attr-defined]
     assert isinstance(vectors, ExplicitVectors)
     errors = []
@@ -317,7 +317,7 @@ def test_softmax_and_function_models_take_pseudo_points() -> None:
     assert divergence(softmax, solve("moments", softmax, 12)) < 0.5
     built_in = LogisticRegression(4)
     own = FunctionModel(built_in.log_likelihood, built_in.log_prior, 4)
-    problem = row_problem(own, full_data(logistic_problem()))
+    problem = row_problem(own, logistic_problem().full_data())
     assert divergence(problem, solve("moments", problem, 16)) < 0.5
 
 

@@ -18,7 +18,8 @@ from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.progress import for_stream
 from pseudocoresets.data.large import is_large, load_large_data
-from pseudocoresets.data.tables import MODEL_NAMES, load_posterior_data
+from pseudocoresets.data.tables import load_posterior_data
+from pseudocoresets.models.named import MODELS
 from pseudocoresets.workflows.cluster import workforce
 from pseudocoresets.workflows.parallel import cores
 from pseudocoresets.workflows.study import COLUMNS, run_study
@@ -38,7 +39,7 @@ def posterior(
             help="breast-cancer, wine, diabetes, digits, synthetic, a .csv or .parquet file, or a folder of the last.",
         ),
     ] = "breast-cancer",
-    model: Annotated[str, typer.Option("--model", help=f"auto, {', '.join(MODEL_NAMES)}.")] = "auto",
+    model: Annotated[str, typer.Option("--model", help=f"auto, {', '.join(MODELS)}.")] = "auto",
     target: Annotated[str | None, typer.Option("--target", help="Target column of a file.")] = None,
     event: Annotated[
         str | None, typer.Option("--event", help="Column of a file that is 1 where a survival time ended in the event.")

@@ -15,7 +15,7 @@ from pseudocoresets.backends import Backend
 from pseudocoresets.construction.checkpoint import CHECKPOINT_SECONDS
 from pseudocoresets.construction.loop import Construction, image_task, learn, network_for
 from pseudocoresets.construction.privacy import NO_PRIVATE_SELECTION, are_secret, private_settings
-from pseudocoresets.construction.rows import RowTask, method_name
+from pseudocoresets.construction.rows import RowTask
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
 from pseudocoresets.core.devices import resolve_device
@@ -109,7 +109,7 @@ def construct(
         built, chosen = rows.chosen(method, preset, method_options or {}, settings)
         if isinstance(built, Solver):
             return rows.solved(built, chosen, check)
-        learn_rows = partial(learned, rows, method_name(built), built, chosen, device="cpu")
+        learn_rows = partial(learned, rows, built.called, built, chosen, device="cpu")
         return rows.guarded(learn_rows, built, chosen) if check else _kept(learn_rows())
     if model is not None:
         raise InputError("Images are learned for a network; a model takes rows, such as Rows(x, y).")
@@ -128,7 +128,7 @@ def construct(
         method = build_gradient_method(method, {**known, **(method_options or {})})
     if not isinstance(method, GradientMethod):
         raise InputError("Images are learned by gradient methods; a solver finds rows for a model.")
-    name, known = method_name(method), own.construction_for(method.name)
+    name, known = method.called, own.construction_for(method.name)
     known |= private_settings(privacy) if secret else {}
     chosen = build_settings(ConstructionSettings, {**known, "ipc": ipc, **settings}, WHOSE)
     about, method = image_task(data, source, network, name, method, augmentation, privacy)

@@ -36,10 +36,6 @@ ROWS = "rows"
 """What data that are rows are called where nobody names them, and in presets."""
 
 
-def method_name(method: Method) -> str:
-    return method.name or type(method).__name__
-
-
 @dataclass(frozen=True)
 class RowTask:
     """Rows of a table, a smooth model, and samples of their posterior: draws of the nearest Gaussian if not given."""
@@ -63,13 +59,13 @@ class RowTask:
         """The method and the settings, with the preset's for rows where others are not given."""
         own = presets.preset(preset, ROWS, 1)
         built = build_method(method, {**own.method_options(method), **options}) if isinstance(method, str) else method
-        given = {**own.construction_for(method_name(built)), **settings}
+        given = {**own.construction_for(built.called), **settings}
         return built, build_settings(ConstructionSettings, given, "The construction")
 
     def solved(self, solver: Solver, settings: ConstructionSettings, check: bool = True) -> Coreset:
         """What a solver finds, which needs no construction loop, or a simpler coreset that is nearer."""
         recorded: dict[str, Any] = {"method": asdict(solver)} if is_dataclass(solver) else {}
-        name, seed = method_name(solver), settings.seed
+        name, seed = solver.called, settings.seed
         if not check or solver.is_baseline:
             return self.coreset(solver.solve(self.about, self.size, seed), name, seed, recorded)
         guard = self._safeguard(seed)
@@ -90,7 +86,7 @@ class RowTask:
             recorded = self._learned(guard, learn, method, settings) or recorded
             guard.offer_fewer()
         guard.offer_simple()
-        return self.coreset(guard.best, method_name(method), settings.seed, {**recorded, CHECKED: guard.record()})
+        return self.coreset(guard.best, method.called, settings.seed, {**recorded, CHECKED: guard.record()})
 
     def _learned(
         self,

@@ -23,7 +23,7 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.core.targets import all_points
 from pseudocoresets.methods import FrankWolfe, Giga, Problem, Uniform, starting_points
 from pseudocoresets.methods.selection.hilbert import hilbert_coreset
-from pseudocoresets.methods.solver import full_data, smooth_model, yardstick_of
+from pseudocoresets.methods.solver import smooth_model, yardstick_of
 from pseudocoresets.methods.starts import START_ENOUGH
 from pseudocoresets.sources.yardstick import Yardstick
 
@@ -97,7 +97,7 @@ class Safeguard:
 def simple_coresets(problem: Problem, size: int, seed: int) -> Iterator[tuple[str, Points]]:
     """What needs no method, by name."""
     if size >= problem.energy.data_size:
-        yield EVERYTHING, all_points(full_data(problem))
+        yield EVERYTHING, all_points(problem.full_data())
         return
     yield Uniform.name, Uniform().solve(problem, size, seed)
     for solver in (FrankWolfe(), Giga()):

@@ -21,7 +21,7 @@ from pseudocoresets.core.points import FullData, Rows, random_positions, require
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.core.text import first_line, listed
-from pseudocoresets.models.expectation import SmoothModel
+from pseudocoresets.models.expectation import MOST_PARAMETERS, SmoothModel
 from pseudocoresets.models.named import MODELS, build_model
 
 Array = NDArray[Any]
@@ -40,8 +40,7 @@ EMBEDDED: Registry[tuple[str, str]] = Registry(
 """scikit-learn's loader of each embedded set, and the model it suggests."""
 
 SYNTHETIC = "synthetic"
-MODEL_NAMES = tuple(MODELS)
-LARGEST_WIDTH = 2000
+LARGEST_WIDTH = MOST_PARAMETERS - 1
 """Features of a table up to which a posterior's covariance is worth having."""
 STANDARDISED = ("linear", "gaussian", "student-t", "random-intercepts")
 """Models whose targets are centred and scaled to unit deviation."""
@@ -109,8 +108,8 @@ def load_posterior_data(
     Of a file, ``event`` names the column that says whether a survival time ended in the event, ``group`` that of the
     groups of random intercepts, and ``formula`` says target and features in one, such as ``"y ~ x + C(z)"``.
     """
-    if model != "auto" and model not in MODEL_NAMES:
-        raise InputError(f"There is no model named '{model}'. Known: auto, {', '.join(MODEL_NAMES)}.")
+    if model != "auto":
+        MODELS[model]
     if source == SYNTHETIC:
         model = "logistic" if model == "auto" else model
         table = synthetic_table(model, points, dimension, seed)

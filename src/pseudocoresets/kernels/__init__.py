@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pseudocoresets.core.options import build_named
 from pseudocoresets.core.registry import Registry
 from pseudocoresets.kernels.adam import Adam
-from pseudocoresets.kernels.adaptation import DualAveraging, WarmUp, adapt_step_size, warm_up, with_step_size
+from pseudocoresets.kernels.adaptation import DualAveraging, WarmUp, warm_up, with_step_size
 from pseudocoresets.kernels.chain import Chain, advance, run_chain, transitions
 from pseudocoresets.kernels.hmc import HMC
 from pseudocoresets.kernels.kernel import AdjustedKernel, AnyKernel, Info, Kernel, Run, RunsItself, is_adjusted
@@ -45,7 +45,6 @@ __all__ = [
     "RunsItself",
     "Schedule",
     "WarmUp",
-    "adapt_step_size",
     "advance",
     "build_kernel",
     "explores",

@@ -108,18 +108,6 @@ def warm_up(
     return WarmUp(with_step_size(kernel, averaging.average), state.position)
 
 
-def adapt_step_size(
-    kernel: AnyKernel,
-    position: Tensor,
-    target: Target,
-    steps: int,
-    generator: torch.Generator,
-    target_acceptance: float | None = None,
-) -> Any:
-    """The kernel of :func:`warm_up`, for callers that do not need the position."""
-    return warm_up(kernel, position, target, steps, generator, target_acceptance).kernel
-
-
 def with_step_size(kernel: AnyKernel, step_size: float) -> AnyKernel:
     """The same kernel with another step size."""
     changed: AnyKernel = replace(kernel, step_size=step_size)  # type: ignore[type-var]

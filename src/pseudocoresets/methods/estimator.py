@@ -184,13 +184,6 @@ def draw_kind(problem: Problem, wanted: bool, randomness: Randomness) -> str | N
     return randomness.host.choice(problem.augmentation.kinds)
 
 
-def shared_transformation(problem: Problem, randomness: Randomness) -> Transformation:
-    """One drawn augmentation, with one set of parameters for all images that it is applied to, or the identity."""
-    if problem.augmentation is None:
-        return lambda x: x
-    return problem.augmentation.draw(1, randomness)
-
-
 def network_of(problem: Problem, method: str) -> Network:
     """The network of a method that starts from its initialisation."""
     return _classifier(problem, method).network

@@ -15,7 +15,7 @@ from pseudocoresets.methods.lbfgs import GOOD_ENOUGH, Objective, minimise, minim
 from pseudocoresets.methods.moment_matching import NearestGaussian
 from pseudocoresets.methods.nearby import coreset_near, gaussian_near
 from pseudocoresets.methods.problem import Problem
-from pseudocoresets.methods.solver import Solver, full_data, nearest_gaussian, smooth_model
+from pseudocoresets.methods.solver import Solver, nearest_gaussian, smooth_model
 from pseudocoresets.methods.starts import sharpened, starting_points
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.sources.gaussian_fit import expected_log_joint
@@ -101,7 +101,7 @@ class GaussianReverseKL(Solver):
     def _look(self, problem: Problem, nearest: NearestGaussian, points: Points) -> _Round:
         """q_u and, by one pass over the data, the full posterior near it."""
         q = nearest(smooth_model(problem), points)
-        joint = expected_log_joint(smooth_model(problem), q, full_data(problem))
+        joint = expected_log_joint(smooth_model(problem), q, problem.full_data())
         forward = float(kl_divergence(nearest_gaussian(problem), q))
         return _Round(q, gaussian_near(q, joint), -float(joint.value) - float(q.entropy), forward)
 

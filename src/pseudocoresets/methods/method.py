@@ -41,28 +41,38 @@ class Hyperparameter(NamedTuple):
     learning_rate: float
 
 
-class GradientMethod(ABC):
-    """One gradient estimator. It knows nothing of files, devices, progress or evaluation."""
+class ConstructionMethod:
+    """What gradient methods and solvers say about themselves."""
 
     name: ClassVar[str] = ""
     """What it is called on the command line and in files; the class's name where it has none."""
     synthetic: ClassVar[bool] = True
     """Whether its points are pseudo-points rather than points of the data."""
     needs_source: ClassVar[bool] = True
-    """Whether it draws samples of the full posterior, so that there must be a source such as experts."""
+    """Whether it asks for samples of the full posterior, so that there must be a source such as experts."""
     is_baseline: ClassVar[bool] = False
-    """Whether others must not be worse than it; simple solvers are."""
+    """Whether others must not be worse than it, so that it is not measured itself; simple solvers are."""
+
+    @property
+    def called(self) -> str:
+        """Its name, or that of its class where it has none."""
+        return self.name or type(self).__name__
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return f"The method '{self.called}'"
+
+
+class GradientMethod(ConstructionMethod, ABC):
+    """One gradient estimator. It knows nothing of files, devices, progress or evaluation."""
+
     learns_weights: ClassVar[bool] = False
     """Whether it learns weights unless told not to."""
     learns_labels: ClassVar[bool] = False
     """Whether it learns labels unless told not to."""
     learns_points: ClassVar[bool] = True
     """Whether it learns the points themselves, or only what belongs to them."""
-
-    @property
-    def title(self) -> str:
-        """What messages call it."""
-        return f"The method '{self.name or type(self).__name__}'"
 
     def require_at_least(self, **least: float) -> None:
         """Refuse options below their bounds, such as ``steps=1``; one that is None has none."""

@@ -187,17 +187,21 @@ class Problem:
             raise InputError(f"{method} needs experts; train some first.")
         return self.source.draw(count, max_start_epoch, expert_epochs, randomness)
 
-    def real_batch(self, method: str, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of ``size`` random points of the full data."""
+    def full_data(self, method: str = "This method") -> FullData:
+        """The full data, on the device; ``method`` is who asks."""
         if self.real_data is None:
             raise InputError(f"{method} needs the real data; give it to the problem.")
-        return self.real_data().batch(size, randomness)
+        return self.real_data()
+
+    def real_batch(self, method: str, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of ``size`` random points of the full data."""
+        return self.full_data(method).batch(size, randomness)
 
     def real_class_batch(self, method: str, size: int, randomness: Randomness) -> ClassBatch:
         """``size`` random images of each class, or all where a class has fewer."""
-        real = None if self.real_data is None else self.real_data()
+        real = self.full_data(method)
         if not isinstance(real, RealData):
-            raise InputError(f"{method} needs the real data, images in classes; give them to the problem.")
+            raise InputError(f"{method} needs real images in classes; give them to the problem.")
         return real.class_batch(size, randomness)
 
     def energies(self, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
@@ -270,7 +274,7 @@ class Problem:
         return Frame(Energy(model, size, temperature=float(size)), near)
 
     def transformation(self, count: int, randomness: Randomness) -> Transformation:
-        """One drawn augmentation for ``count`` points, or the identity."""
+        """One drawn augmentation for ``count`` points, or the identity; ``count`` 1 is one for all, however many."""
         return _identity if self.augmentation is None else self.augmentation.draw(count, randomness)
 
     def without_augmentation(self) -> Problem:

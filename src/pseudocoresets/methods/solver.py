@@ -11,23 +11,18 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.gaussian import Gaussian
-from pseudocoresets.core.points import FullData, Points
+from pseudocoresets.core.points import Points
+from pseudocoresets.methods.method import ConstructionMethod
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.sources.gaussian_fit import GaussianFit
 from pseudocoresets.sources.yardstick import Yardstick
 
 
-class Solver(ABC):
+class Solver(ConstructionMethod, ABC):
     """A way to find the points of a coreset; frozen dataclasses derive from it."""
 
-    name: ClassVar[str]
     synthetic: ClassVar[bool] = False
-    """Whether its points are pseudo-points rather than points of the data."""
-    needs_source: ClassVar[bool] = True
-    """Whether it asks the problem's source for q."""
-    is_baseline: ClassVar[bool] = False
-    """Whether it is one of those that others must not be worse than, and is therefore not measured itself."""
 
     @abstractmethod
     def solve(self, problem: Problem, size: int, seed: int = 0) -> Points:
@@ -53,13 +48,6 @@ def smooth_model(problem: Problem) -> SmoothModel:
     return model
 
 
-def full_data(problem: Problem) -> FullData:
-    """The problem's data."""
-    if problem.real_data is None:
-        raise InputError("This method needs the real data; give it to the problem.")
-    return problem.real_data()
-
-
 def nearest_gaussian(problem: Problem) -> Gaussian:
     """q, as the problem's source knows it."""
     if not isinstance(problem.source, KnowsGaussian):
@@ -69,7 +57,7 @@ def nearest_gaussian(problem: Problem) -> Gaussian:
 
 def yardstick_of(problem: Problem) -> Yardstick:
     """What measures coresets of the problem; kept by a source that fits the full posterior's Gaussian itself."""
-    source, model, data = problem.source, smooth_model(problem), full_data(problem)
+    source, model, data = problem.source, smooth_model(problem), problem.full_data()
     if isinstance(source, GaussianFit):
         return source.yardstick
     if isinstance(source, KnowsGaussian):

@@ -22,7 +22,7 @@ from pseudocoresets.methods.selection.hamiltonian_flow import Flow
 from pseudocoresets.methods.selection.hilbert import _Sum
 from pseudocoresets.methods.selection.uniform import uniform_points
 from pseudocoresets.methods.selection.vectors import ExplicitVectors, likelihood_vectors
-from pseudocoresets.methods.solver import full_data, nearest_gaussian, smooth_model
+from pseudocoresets.methods.solver import nearest_gaussian, smooth_model
 from pseudocoresets.models import FunctionModel, GaussianMean, LogisticRegression
 from pseudocoresets.sources.gaussian_fit import fit_gaussian
 
@@ -47,7 +47,7 @@ def logistic_problem(dimension: int = 4, count: int = 500) -> Problem:
 
 def squared_error(problem: Problem, points: Points) -> float:
     """|f - f_w|^2 of the likelihood vectors."""
-    every = all_points(full_data(problem))
+    every = all_points(problem.full_data())
     vectors = likelihood_vectors(smooth_model(problem), nearest_gaussian(problem), every.x, every.y)
     assert points.indices is not None
     rest = torch.ones(len(every), dtype=DOUBLE).index_add(0, points.indices, -points.weights)
@@ -55,7 +55,7 @@ def squared_error(problem: Problem, points: Points) -> float:
 
 
 def divergence(problem: Problem, points: Points) -> float:
-    full, coreset = (fit_gaussian(smooth_model(problem), data) for data in (full_data(problem), points))
+    full, coreset = (fit_gaussian(smooth_model(problem), data) for data in (problem.full_data(), points))
     return float(kl_divergence(full, coreset))
 
 

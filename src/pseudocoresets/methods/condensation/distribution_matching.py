@@ -30,7 +30,7 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.methods.condensation.classes import class_means, membership
 from pseudocoresets.methods.condensation.private_matching import PrivateMatching
-from pseudocoresets.methods.estimator import fresh_parameters, network_of, shared_transformation
+from pseudocoresets.methods.estimator import fresh_parameters, network_of
 from pseudocoresets.methods.method import GradientMethod, Loss
 from pseudocoresets.methods.problem import BATCH_SIZE, Problem
 
@@ -62,7 +62,7 @@ class DistributionMatching(GradientMethod):
         classes = network.spec.classes
         theta = fresh_parameters(network, 1, points.x, randomness)[0]
         x, y, _ = problem.real_class_batch(self.title, self.batch_size, randomness)
-        augment = shared_transformation(problem, randomness)
+        augment = problem.transformation(1, randomness)
         features = partial(problem.backend.features, network, theta)
         with torch.no_grad():
             real = torch.cat([features(augment(part)) for part in x.split(BATCH_SIZE)])

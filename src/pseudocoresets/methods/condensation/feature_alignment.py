@@ -47,7 +47,6 @@ from pseudocoresets.methods.estimator import (
     fresh_parameters,
     network_of,
     repeated_loss,
-    shared_transformation,
 )
 from pseudocoresets.methods.method import GradientMethod, Loss, StateShape
 from pseudocoresets.methods.problem import ClassBatch, Problem
@@ -111,7 +110,7 @@ class FeatureAlignment(GradientMethod):
         """L at the network ``theta`` (size,), differentiable in the points."""
         network = network_of(problem, self.name)
         batch = problem.real_class_batch(self.title, self.batch_size, randomness)
-        augment = shared_transformation(problem, randomness)
+        augment = problem.transformation(1, randomness)
         wanted, embeddings = _real_features(network, theta, batch, augment, problem)
         classes = len(batch.counts)
         members = membership(points, network.spec.classes)[:, :classes]

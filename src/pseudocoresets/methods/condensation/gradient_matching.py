@@ -50,7 +50,6 @@ from pseudocoresets.methods.estimator import (
     fresh_parameters,
     network_of,
     repeated_loss,
-    shared_transformation,
 )
 from pseudocoresets.methods.method import GradientMethod, Loss, StateShape
 from pseudocoresets.methods.problem import Problem
@@ -110,7 +109,7 @@ class GradientMatching(GradientMethod):
         """L at the network ``theta`` (size,), differentiable in the points."""
         network = network_of(problem, self.name)
         batch = problem.real_class_batch(self.title, self.batch_size, randomness)
-        augment = shared_transformation(problem, randomness)
+        augment = problem.transformation(1, randomness)
         real, labels = augment(batch.x).split(batch.counts), batch.y.split(batch.counts)
         seen = replace(points, x=augment(points.x))
         members = by_class(seen, class_counts(points, network.spec.classes))

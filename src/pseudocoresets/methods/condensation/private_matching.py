@@ -35,10 +35,9 @@ from pseudocoresets.core.seeds import Randomness, generator_for
 from pseudocoresets.data.augmentation import Transformation
 from pseudocoresets.dp import Entropy, SystemEntropy, clipped, noisy_sum
 from pseudocoresets.methods.condensation.classes import class_means, membership
-from pseudocoresets.methods.estimator import network_of, shared_transformation
+from pseudocoresets.methods.estimator import network_of
 from pseudocoresets.methods.method import GradientMethod, Loss, StateShape
 from pseudocoresets.methods.problem import Problem
-from pseudocoresets.methods.solver import full_data
 from pseudocoresets.models.networks import Network
 
 TARGETS, CENTRES = "released class means", "centres"
@@ -100,7 +99,7 @@ class PrivateMatching(GradientMethod):
 
     def sums(self, network: Network, problem: Problem, device: torch.device) -> tuple[Tensor, Tensor]:
         """Secret, in float64: sum_{i: y_i = c} (psi(x_i), a) for each class; and public: m_k for each network."""
-        data, classes = full_data(problem), network.spec.classes
+        data, classes = problem.full_data(), network.spec.classes
         centres = torch.stack([self._centre(k, network, problem, device) for k in range(self.networks)])
         sums = [self._sums(self._view(k, network, problem, centres[k]), data, classes) for k in range(self.networks)]
         labels = torch.cat([y for _, y in data.batches()])
@@ -144,7 +143,7 @@ class PrivateMatching(GradientMethod):
 def _embedding(network: Network, problem: Problem, randomness: Randomness) -> Transformation:
     """f(A x)."""
     theta = network.draw(1, randomness.device)[0]
-    augment = shared_transformation(problem, randomness)
+    augment = problem.transformation(1, randomness)
     return lambda x: problem.backend.features(network, theta, augment(x))
 
 

@@ -18,7 +18,7 @@ from pseudocoresets.kernels import Langevin, advance
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.methods.selection.uniform import uniform_points
 from pseudocoresets.methods.selection.weights import chosen_points, coreset_gaussian
-from pseudocoresets.methods.solver import Solver, full_data, smooth_model
+from pseudocoresets.methods.solver import Solver, smooth_model
 
 FIRST_DECAY, SECOND_DECAY, SMALLEST_SCALE = 0.9, 0.999, 1e-8
 BETWEEN_TESTS = 30
@@ -100,7 +100,7 @@ class CoresetMCMC(Solver):
     ) -> Tensor:
         n = problem.energy.data_size
         count = min(self.subsample, n)
-        x, y = full_data(problem).rows(torch.randint(n, (count,), generator=generator))
+        x, y = problem.full_data().rows(torch.randint(n, (count,), generator=generator))
         with torch.no_grad():
             core = _centred(smooth_model(problem).log_likelihood(theta, start.x, start.y))
             rest = _centred(smooth_model(problem).log_likelihood(theta, x, y)).sum(-1) * (n / count)

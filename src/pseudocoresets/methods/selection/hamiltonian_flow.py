@@ -14,7 +14,7 @@ from pseudocoresets.core.seeds import generator_for
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.methods.selection.uniform import uniform_points
 from pseudocoresets.methods.selection.weights import chosen_points, coreset_gaussian
-from pseudocoresets.methods.solver import Solver, full_data, smooth_model
+from pseudocoresets.methods.solver import Solver, smooth_model
 from pseudocoresets.models.expectation import SmoothModel
 
 
@@ -61,7 +61,7 @@ class SparseHamiltonianFlow(Solver):
         """The evidence lower bound on fresh samples and a fresh batch of data, up to a constant."""
         n = problem.energy.data_size
         count = min(self.subsample, n)
-        x, y = full_data(problem).rows(torch.randint(n, (count,), generator=generator))
+        x, y = problem.full_data().rows(torch.randint(n, (count,), generator=generator))
         theta, momentum, log_volume = flow(*flow.noise(self.samples, generator))
         model = smooth_model(problem)
         joint = model.log_likelihood(theta, x, y).sum(-1) * (n / count) + model.log_prior(theta)

@@ -26,7 +26,7 @@ from pseudocoresets.methods.selection.weights import (
     forward_kl_weights,
     non_negative_least_squares,
 )
-from pseudocoresets.methods.solver import Solver, check_size, full_data, nearest_gaussian, smooth_model
+from pseudocoresets.methods.solver import Solver, check_size, nearest_gaussian, smooth_model
 
 MOST_DATA, MOST_POINTS = 100_000, 1000
 """Of Hilbert coresets that other methods start from or are measured against."""
@@ -91,7 +91,7 @@ class FrankWolfe(Solver):
 
     def solve(self, problem: Problem, size: int, seed: int = 0) -> Points:
         check_size(problem.energy.data_size, size)
-        every, model = all_points(full_data(problem)), smooth_model(problem)
+        every, model = all_points(problem.full_data()), smooth_model(problem)
         vectors = likelihood_vectors(model, nearest_gaussian(problem), every.x, every.y, seed=seed)
         current = _Sum(vectors, len(every))
         if current.target_norm > 0:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pseudocoresets.core.points import Points
 from pseudocoresets.methods.problem import Problem
-from pseudocoresets.methods.solver import Solver, check_size, full_data
+from pseudocoresets.methods.solver import Solver, check_size
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Uniform(Solver):
         draws = seeded_stream(seed).randint(problem.energy.data_size, size=size)
         counts = Counter(draws.tolist())
         indices = torch.from_numpy(np.fromiter(counts, np.int64, len(counts)))
-        x, y = full_data(problem).rows(indices)
+        x, y = problem.full_data().rows(indices)
         weights = np.fromiter(counts.values(), np.float64, len(counts)) * (problem.energy.data_size / size)
         return Points(x, y, torch.from_numpy(weights), indices=indices)
 
@@ -64,6 +64,6 @@ def draw_indices(data_size: int, size: int, seed: int) -> Tensor:
 def uniform_points(problem: Problem, size: int, seed: int) -> Points:
     """A uniform subsample, each point with the weight n / m."""
     indices = draw_indices(problem.energy.data_size, size, seed)
-    x, y = full_data(problem).rows(indices)
+    x, y = problem.full_data().rows(indices)
     weights = torch.full((size,), problem.energy.data_size / size, dtype=x.dtype)
     return Points(x, y, weights, indices=indices)

@@ -19,7 +19,7 @@ from pseudocoresets.methods.lbfgs import Objective
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.methods.selection.uniform import draw_indices
 from pseudocoresets.methods.selection.vectors import LikelihoodVectors, likelihood_vectors
-from pseudocoresets.methods.solver import Solver, full_data, nearest_gaussian, smooth_model
+from pseudocoresets.methods.solver import Solver, nearest_gaussian, smooth_model
 from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.sources.gaussian_fit import expected_log_joint, fit_gaussian
 
@@ -60,7 +60,7 @@ class WeightSearch:
 
     def __init__(self, problem: Problem, seed: int, indices: Tensor | None = None) -> None:
         self._problem, self._model, self._seed = problem, smooth_model(problem), seed
-        every = all_points(full_data(problem))
+        every = all_points(problem.full_data())
         self._x, self._y, self._ones = every.x, every.y, every.weights
         self.indices = torch.zeros(0, dtype=torch.long) if indices is None else indices
         share = len(self._x) / max(len(self.indices), 1)
@@ -121,7 +121,7 @@ class WeightSearch:
         """The Gaussian nearest to pi_w, and KL(that || pi) up to a constant."""
         points = Points(self._x[self.indices], self._y[self.indices], weights)
         gaussian = coreset_gaussian(self._model, points, start)
-        joint = expected_log_joint(self._model, gaussian, full_data(self._problem))
+        joint = expected_log_joint(self._model, gaussian, self._problem.full_data())
         return gaussian, -float(joint.value) - float(gaussian.entropy)
 
 
@@ -204,5 +204,5 @@ def chosen_points(problem: Problem, indices: Tensor, weights: Tensor) -> Points:
     if not bool(kept.any()):
         kept = torch.zeros_like(kept).index_fill(0, torch.tensor([0]), True)
         weights = torch.where(kept, torch.full_like(weights, problem.energy.data_size), weights)
-    x, y = full_data(problem).rows(indices[kept])
+    x, y = problem.full_data().rows(indices[kept])
     return Points(x, y, weights[kept], indices=indices[kept])

@@ -51,6 +51,14 @@ def steps_per_epoch(size: int, settings: ExpertSettings) -> int:
     return max(1, round(1 / sampling_rate(size, settings)))
 
 
+def require_finite(theta: Tensor, epoch: int, settings: ExpertSettings) -> None:
+    """Refuse to go on with parameters that left the finite numbers."""
+    if not torch.isfinite(theta).all():
+        raise DivergenceError(
+            f"Expert training diverged in epoch {epoch} at learning rate {settings.learning_rate}; lower it."
+        )
+
+
 class PrivateTrainer:
     """The full data on the device, and DP-SGD on them."""
 
@@ -83,11 +91,7 @@ class PrivateTrainer:
             for _ in range(self._steps):
                 velocity = self._settings.momentum * velocity + self.gradient(theta, randomness)
                 theta = theta - self._settings.learning_rate * velocity
-            if not torch.isfinite(theta).all():
-                raise DivergenceError(
-                    f"Expert training diverged in epoch {epoch} at learning rate {self._settings.learning_rate}; "
-                    "lower it."
-                )
+            require_finite(theta, epoch, self._settings)
             progress.advance()
             yield theta.cpu()
 

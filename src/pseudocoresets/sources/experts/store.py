@@ -11,7 +11,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -105,7 +105,7 @@ class PrivateTraining(NamedTuple):
     guarantee: Guarantee
 
 
-class Trajectory(Protocol):
+class Snapshots(Protocol):
     """Snapshots of one expert: at the start and after each epoch."""
 
     def __len__(self) -> int: ...
@@ -113,25 +113,18 @@ class Trajectory(Protocol):
     def __getitem__(self, epoch: int) -> Tensor: ...
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Experts:
     """Trajectories of one network on one data set, from which constructions draw."""
 
-    def __init__(
-        self,
-        network: Network,
-        trained_on: TrainedOn,
-        settings: ExpertSettings,
-        trajectories: Sequence[Trajectory],
-        guarantee: Guarantee | None = None,
-    ) -> None:
-        self.network = network
-        self.trained_on = trained_on
-        self.settings = settings
-        self.trajectories = trajectories
-        self.guarantee = guarantee
-        """Of differential privacy, for all of them together."""
-        self._moved: set[tuple[int, int, int]] = set()
-        self._resident: dict[torch.device, ResidentSnapshots] = {}
+    network: Network
+    trained_on: TrainedOn
+    settings: ExpertSettings
+    trajectories: Sequence[Snapshots]
+    guarantee: Guarantee | None = None
+    """Of differential privacy, for all of them together."""
+    _moved: set[tuple[int, int, int]] = field(default_factory=set, init=False)
+    _resident: dict[torch.device, ResidentSnapshots] = field(default_factory=dict, init=False)
 
     @property
     def fingerprint(self) -> str:
@@ -224,7 +217,7 @@ class ResidentSnapshots:
         return brought
 
 
-class StoredTrajectory:
+class StoredSnapshots:
     """One expert's file, memory-mapped."""
 
     def __init__(self, path: Path, snapshots: int, size: int) -> None:
@@ -252,25 +245,22 @@ class StoredTrajectory:
         return snapshot
 
 
+@dataclass(eq=False)
 class ExpertStore:
     """A folder of experts that can be added to."""
 
-    def __init__(
-        self,
-        folder: Path,
-        network: Network,
-        trained_on: TrainedOn,
-        settings: ExpertSettings,
-        private: PrivateTraining | None = None,
-        inherited: Guarantee | None = None,
-    ) -> None:
-        self.folder = folder
-        self.network = network
-        self.trained_on = trained_on
-        self.settings = settings
-        self.private = private
-        self.guarantee = inherited if private is None else private.guarantee
-        """That of private training, or that of data which have one."""
+    folder: Path
+    network: Network
+    trained_on: TrainedOn
+    settings: ExpertSettings
+    private: PrivateTraining | None = None
+    inherited: Guarantee | None = None
+    """Of data that have one."""
+
+    @property
+    def guarantee(self) -> Guarantee | None:
+        """That of private training, or that of the data."""
+        return self.inherited if self.private is None else self.private.guarantee
 
     @classmethod
     def create_or_open(
@@ -302,8 +292,7 @@ class ExpertStore:
     def renew_release(self) -> None:
         """Call the release of private experts another one than before: some of its noise is about to be drawn anew."""
         if self.private is not None:
-            self.guarantee = self.private.guarantee.renewed()
-            self.private = self.private._replace(guarantee=self.guarantee)
+            self.private = self.private._replace(guarantee=self.private.guarantee.renewed())
             write_json(self.folder / "store.json", self._description())
 
     @classmethod
@@ -350,7 +339,7 @@ class ExpertStore:
                 f"The experts folder '{self.folder}' is empty; train some with 'bpc experts --out {self.folder}'."
             )
         snapshots, size = self.settings.epochs + 1, self.network.size
-        trajectories = [StoredTrajectory(self._path(number), snapshots, size) for number in numbers]
+        trajectories = [StoredSnapshots(self._path(number), snapshots, size) for number in numbers]
         return Experts(self.network, self.trained_on, self.settings, trajectories, self.guarantee)
 
     def _path(self, number: int) -> Path:

@@ -14,7 +14,7 @@ from pseudocoresets import presets
 from pseudocoresets._io.files import only_writer
 from pseudocoresets.backends import Backend, ChainRunner, choose_backend
 from pseudocoresets.core.devices import device_memory_error, is_out_of_memory, resolve_device, threads_for
-from pseudocoresets.core.errors import DivergenceError, InputError
+from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.progress import Progress, Silent, by_default, task
 from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.core.settings import SCALE, build_settings
@@ -25,7 +25,7 @@ from pseudocoresets.data.resident import DeviceImages
 from pseudocoresets.dp import Budget, Entropy, SystemEntropy
 from pseudocoresets.models.networks import AnyNetwork, Network, as_network
 from pseudocoresets.presets import NO_DATASET, Preset
-from pseudocoresets.sources.experts.private import CLIPPING, PrivateTrainer, plan_releases
+from pseudocoresets.sources.experts.private import CLIPPING, PrivateTrainer, plan_releases, require_finite
 from pseudocoresets.sources.experts.store import Experts, ExpertSettings, ExpertStore, PrivateTraining, TrainedOn
 
 IMAGES_PER_BLOCK = 20_000
@@ -243,11 +243,7 @@ class _Trainer:
         runner.set_rates(Rates(self._settings.learning_rate, momentum=self._settings.momentum))
         for epoch in range(1, self._settings.epochs + 1):
             theta = self._epoch(runner, randomness)
-            if not torch.isfinite(theta).all():
-                raise DivergenceError(
-                    f"Expert training diverged in epoch {epoch} at learning rate {self._settings.learning_rate}; "
-                    "lower it."
-                )
+            require_finite(theta, epoch, self._settings)
             snapshots.append(theta.cpu())
             progress.advance(len(numbers))
         return list(torch.stack(snapshots, 1))
