@@ -1,16 +1,14 @@
-"""How good can one chain be? Long constructions by `bptt`, and samplers of finished coresets, on held-out data.
+"""How good can one chain be? Long constructions by `bptt`, and every way to use finished coresets.
 
     python benchmarks/one_chain.py grow noise-40-400 --data-dir .data --seconds 400 --out grow.jsonl
     python benchmarks/one_chain.py grow ten-recorded-100-200-moving --dataset svhn --data-dir .data --out svhn.jsonl
-    python benchmarks/one_chain.py samplers --dataset cifar10 --data-dir .data --out samplers.jsonl
     python benchmarks/one_chain.py uses cifar10-ipc1-best.safetensors FILE ... --data-dir .data --out uses.jsonl
 
 ``grow`` learns images on nine tenths of the training data and judges them on the last tenth every ``--every``
-iterations; ``samplers`` samples the recorded coresets, which were made on the same nine tenths, in several ways. Each
-line of the output is one way to sample one coreset: the mean accuracy of single chains, and of all of them averaged.
-Test data are not read but by ``uses``, which uses finished coresets as others would (another kernel, step size or
+iterations. ``uses`` alone reads test data: it uses finished coresets as others would (another kernel, step size or
 temperature, networks trained by SGD or Adam, other networks at ten images per class), chooses nothing, and ends with a
-table of what each way loses against the coreset's own.
+table of what each way loses against the coreset's own. Each line of the output is one way to sample one coreset: the
+mean accuracy of single chains, and of all of them averaged.
 """
 
 from __future__ import annotations
@@ -133,36 +131,6 @@ def grow(
             yield {**shared, **sampling, **judged(made.coreset, data, **sampling, mixed_kinds=False)}
 
 
-SAMPLERS: tuple[dict[str, Any], ...] = (
-    {"sampler": "langevin", "step_size": 0.1},
-    {"sampler": "sghmc", "step_size": 0.0125},
-    {"sampler": "sghmc", "step_size": 0.04, "schedule": "cyclical", "samples": 40},
-    {"sampler": "sghmc", "step_size": 0.04, "schedule": "cyclical", "samples": 40, "steps": 4000},
-    {"sampler": "sghmc", "step_size": 0.1, "schedule": "cyclical", "samples": 40, "steps": 2000},
-    {"sampler": "sghmc", "step_size": 0.2, "schedule": "cyclical", "samples": 40, "steps": 4000},
-    {"sampler": "langevin", "step_size": 0.5, "schedule": "cyclical", "samples": 40, "steps": 4000},
-    {"sampler": "langevin", "step_size": 1.0, "schedule": "cyclical", "samples": 40, "steps": 4000},
-    {"sampler": "langevin", "step_size": 0.1, "temperature": 0.1},
-    {"sampler": "langevin", "step_size": 0.1, "temperature": 1.0},
-    {"sampler": "sghmc", "step_size": 0.0125, "temperature": 0.1, "steps": 2000},
-    {"sampler": "sghmc", "step_size": 0.0125, "temperature": 1.0, "steps": 2000},
-)
-
-
-def sweep(name: str, data: Dataset, ipcs: list[int]) -> Iterator[dict[str, Any]]:
-    """Every way of ``SAMPLERS`` on the recorded coresets of a data set."""
-    for ipc in ipcs:
-        coreset = pc.Coreset.load(HERE / f"{name}-ipc{ipc}-bptt.safetensors")
-        coreset = replace(coreset, transform=data.transform)
-        for sampling in SAMPLERS:
-            began = time.monotonic()
-            try:
-                found = judged(coreset, data, **sampling)
-            except pc.PseudocoresetsError as error:
-                found = {"failed": str(error)}
-            yield {"coreset": f"{name} {ipc}", **sampling, **found, "seconds": round(time.monotonic() - began, 1)}
-
-
 OWN_WAY = "own way"
 """As the preset samples it."""
 AT_TEN = 10
@@ -249,14 +217,12 @@ def table_of_uses(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    growing, sampling, using = (commands.add_parser(name) for name in ("grow", "samplers", "uses"))
+    growing, using = (commands.add_parser(name) for name in ("grow", "uses"))
     growing.add_argument("variant", choices=VARIANTS)
-    growing.add_argument("--dataset", help="in place of cifar10")
+    growing.add_argument("--dataset", default=Variant.dataset)
     growing.add_argument("--every", type=int, default=1500, help="iterations between two judgements")
     growing.add_argument("--seconds", type=float, default=400, help="begin no further part after this time")
     growing.add_argument("--seed", type=int, default=0)
-    sampling.add_argument("--dataset")
-    sampling.add_argument("--ipc", type=int, nargs="+", default=[1, 10, 50])
     using.add_argument("coresets", type=Path, nargs="+", metavar="FILE")
     using.add_argument("--preset", default="best", help="that the coresets were made by")
     using.add_argument("--chains", type=int, help="in place of the preset's")
@@ -264,23 +230,18 @@ def main() -> None:
     using.add_argument("--steps", type=int)
     using.add_argument("--test-images", type=int, help="only the first so many, for a trial")
     using.add_argument("--calibration", type=int, default=5000, help="training images that calibrate the average")
-    for one in (growing, sampling, using):
+    for one in (growing, using):
         one.add_argument("--data-dir", type=Path, default=Path("data"))
         one.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     if options.command == "uses":
         print("\n".join(table_of_uses(list(written(rows_of_uses(options), options.out)))))
         return
-    dataset = options.dataset or Variant.dataset
-    data = load_dataset(dataset, options.data_dir).holding_out(0.1)
-    if options.command == "grow":
-        variant = replace(VARIANTS[options.variant], dataset=dataset)
-        name = f"{dataset}-{options.variant}"
-        rows = grow(variant, name, data, options.every, options.seconds, options.out.parent, options.seed)
-    else:
-        rows = sweep(dataset, data, options.ipc)
-    for _ in written(rows, options.out):
-        pass
+    data = load_dataset(options.dataset, options.data_dir).holding_out(0.1)
+    variant = replace(VARIANTS[options.variant], dataset=options.dataset)
+    name = f"{options.dataset}-{options.variant}"
+    rows = grow(variant, name, data, options.every, options.seconds, options.out.parent, options.seed)
+    list(written(rows, options.out))
 
 
 def rows_of_uses(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
