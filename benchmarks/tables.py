@@ -132,18 +132,25 @@ here and averages its iterates, so it is not the paper's own experiment.
 def reproduced(document: dict[str, Any]) -> Iterator[str]:
     """The tables of ``bpc reproduce`` that have records, those of ``document`` among them."""
     best = json.loads(BEST.read_text(encoding="utf-8"))
-    records = {**earlier_records(document, best), **read_records(REPRODUCED)}
+    found = read_records(REPRODUCED)
+    records = {**earlier_records(document, best), **costs_of(found), **found}
     yield from by_protocol(records)
     absent = []
-    for name, each in TABLES.items():
-        lines = lines_of(each, records, Scale())
+    for name in (name for name in TABLES if name not in FIGURES):
+        lines = lines_of(TABLES[name], records, Scale())
         if any(line.has_records for line in lines):
-            yield from ("", *markdown(each, lines)[:-1])
-        elif name not in FIGURES:
+            yield from ("", *markdown(TABLES[name], lines)[:-1])
+        else:
             absent.append(name)
     if absent:
         yield f"\nNo records yet: {', '.join(absent)}."
     yield PICTURES
+
+
+def costs_of(records: Mapping[ReproductionCell, Document]) -> dict[ReproductionCell, Document]:
+    """What the constructions of judged coresets took: cells of the tables of costs."""
+    judged = {cell: document for cell, document in records.items() if cell.role == "coreset"}
+    return {ReproductionCell(cell.made, test="cost"): document for cell, document in judged.items()}
 
 
 def by_protocol(records: Mapping[ReproductionCell, Document]) -> Iterator[str]:

@@ -339,6 +339,17 @@ def test_a_coreset_of_a_rival_has_one_row_with_both_protocols_and_its_cost() -> 
     assert words[6:] == ["51.0", "0.51", "0.510", "3,000 of 10,000", "61", "5.10"]
 
 
+@pytest.mark.parametrize(("variant", "updates"), [("gm", 10), ("dsa", 10), ("mtt", 1), ("published", 1)])
+def test_an_iteration_is_what_the_paper_calls_one(variant: str, updates: int) -> None:
+    """It counts the networks of gradient matching, each of which serves ten updates at ten images per class."""
+    cell = ReproductionCell(Made("cifar10", 10, variant), test="cost")
+    cost = {"construction": {"seconds_per_iteration": 0.02, "peak_memory": 5e9}, "plan": Scale().plan(cell).as_json()}
+    (line,) = [line for line in lines_of(TABLES["efficiency"], {cell: cost}, Scale()) if line.has_records]
+    memory, seconds = (each.ours for each in line.comparisons)
+    assert memory is not None and seconds is not None
+    assert (memory.mean, seconds.mean) == (pytest.approx(5.0), pytest.approx(0.02 * updates))
+
+
 def test_only_says_what_is_made_in_which_order_and_how_much_of_it(bpc: Invoke) -> None:
     scale = Scale(shares={("dsa", 10): 0.3, ("dm", 50): 1.0})
     cells = Wanted(["condensation"], datasets=["cifar10"], only=list(scale.shares)).cells(Order(Path("out")))

@@ -207,7 +207,9 @@ _TABLES = (
           note=_PROTOCOLS),
     Table("networks", "Six networks, each with its own coreset", ("accuracy",), _places("parameters"), _own_network),
     Table("efficiency", "Memory and time of an iteration", _COST, _places("efficiency"), _unsampled("cost"),
-          note="The paper's device is an RTX A6000. Ours is in the cell's details; memory is the peak of the process."),
+          note="The paper's device is an RTX A6000. Ours is in the cell's details; memory is the peak of the process. "
+               "An iteration of gm and dsa is one network, as the paper counts them, with an update of the images for "
+               "each image per class."),
     Table("pictures", "Pictures of the coresets", (), _pictured, _unsampled("pictures")),
     Table("memory-time", "Memory and time against images per class", _COST, _places("efficiency"), _unsampled("cost")),
 )  # fmt: skip
