@@ -221,30 +221,22 @@ def test_running_statistics_are_refused() -> None:
         Network.from_module(build, (1, 4, 4), 2)
 
 
-class Centred(nn.Module):
+class Centred(nn.Linear):
     """A hand-written batch statistic."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 2)
-
     def forward(self, images: Tensor) -> Tensor:
-        return self.linear((images - images.mean(0)).flatten(1))
+        return super().forward((images - images.mean(0)).flatten(1))
 
 
-class AlwaysDropping(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 2)
-
+class AlwaysDropping(nn.Linear):
     def forward(self, images: Tensor) -> Tensor:
-        return self.linear(F.dropout(images.flatten(1), training=True))
+        return super().forward(F.dropout(images.flatten(1), training=True))
 
 
 @pytest.mark.parametrize("build", [Centred, AlwaysDropping])
 def test_a_forward_that_depends_on_the_batch_or_on_chance_is_refused(build: type[nn.Module]) -> None:
     with pytest.raises(InputError, match="different scores"):
-        Network.from_module(build, (1, 4, 4), 2)
+        Network.from_module(lambda: build(16, 2), (1, 4, 4), 2)
 
 
 def test_a_module_with_another_number_of_classes_is_refused() -> None:

@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
 from methods_problems import DOUBLE, gradients, network_points, network_problem
 from torch import Tensor
 
+import pseudocoresets as pc
+from pseudocoresets.core.energy import Energy
+from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.data import Dataset
 from pseudocoresets.data.augmentation import Augmentation
 from pseudocoresets.methods import Points, Problem, RealData
+from pseudocoresets.models.classifier import Classifier
+from pseudocoresets.models.networks import build_network
 
 LABELS = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 0])
 STEPS = MappingProxyType({"x": 1e-6, "y": 1e-5, "weights": 1e-4})
@@ -37,6 +44,29 @@ def real_points() -> Points:
     """Synthetic images that are the real ones."""
     images, labels = next(real_images().batches())
     return Points(images, labels, torch.ones(10, dtype=DOUBLE))
+
+
+def share_left(
+    data: Dataset,
+    method: str,
+    iterations: int,
+    judge: Callable[[Tensor, Points, Problem, Randomness], Tensor],
+    **settings: Any,
+) -> float:
+    """What ``iterations``, in place of one, leave of a distance under networks that the construction has not seen."""
+    name, usual = "convnet:width=8", {"device": "cpu", "learning_rate": 0.1, "momentum": 0.5}
+    made = [
+        pc.construct(data, None, method, 1, network=name, iterations=n, **usual | settings) for n in (1, iterations)
+    ]
+    network, real = build_network(name, data.shape, 10), RealData.of(data, torch.device("cpu"))
+    problem = Problem(Energy(Classifier(network), len(real)), real_data=lambda: real)
+
+    def distance(points: Points) -> float:
+        places = ((network.initialise(seed), Randomness.for_purpose(seed)) for seed in range(100, 105))
+        return sum(judge(theta, points, problem, randomness).item() for theta, randomness in places)
+
+    first, last = (distance(coreset.points) for coreset in made)
+    return last / first
 
 
 def check_gradient(

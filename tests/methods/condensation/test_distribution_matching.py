@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from condensation_problems import LABELS, check_gradient, hard_points, problem_with, real_images
+from condensation_problems import LABELS, check_gradient, hard_points, problem_with, real_images, share_left
 from methods_problems import DOUBLE, GaussianModel, gaussian_points, gradients, network_points
 from torch import Tensor
 
-import pseudocoresets as pc
 from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import Dataset
 from pseudocoresets.data.augmentation import KINDS, Augmentation
-from pseudocoresets.methods import DistributionMatching, Points, Problem, RealData
+from pseudocoresets.methods import DistributionMatching, Points, Problem
 from pseudocoresets.methods.estimator import network_of
 
 
@@ -83,16 +82,10 @@ def test_class_batches_hold_distinct_images_of_every_class_as_often_as_the_other
 
 
 def test_it_learns_images_without_experts(digits: Dataset) -> None:
-    """The distance under networks that it has not seen falls."""
-    settings = {"network": "convnet:width=8", "device": "cpu", "learning_rate": 1.0, "momentum": 0.5}
-    coresets = [pc.construct(digits, None, "dm", 1, iterations=n, **settings) for n in (1, 40)]
-    network = pc.models.networks.build_network("convnet:width=8", digits.shape, 10)
-    real = RealData.of(digits, torch.device("cpu"))
-    problem = Problem(Energy(pc.models.classifier.Classifier(network), len(real)), real_data=lambda: real)
-    first, last = (
-        sum(distance(coreset.points, problem, seed).item() for seed in range(100, 105)) for coreset in coresets
-    )
-    assert last < 0.5 * first
+    def judge(theta: Tensor, points: Points, problem: Problem, randomness: Randomness) -> Tensor:
+        return DistributionMatching().loss(points, problem, randomness).value  # draws a network of its own
+
+    assert share_left(digits, "dm", 40, judge, learning_rate=1.0) < 0.5
 
 
 def test_what_it_needs_is_named() -> None:

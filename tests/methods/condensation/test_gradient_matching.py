@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from condensation_problems import check_gradient, hard_points, problem_with, real_images, real_points
+from condensation_problems import check_gradient, hard_points, problem_with, real_images, real_points, share_left
 from methods_problems import (
     DOUBLE,
     GaussianModel,
@@ -20,13 +20,12 @@ from methods_problems import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import pseudocoresets as pc
 from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import Dataset
 from pseudocoresets.data.augmentation import KINDS, Augmentation
-from pseudocoresets.methods import GradientMatching, Points, Problem, RealData, SiameseGradientMatching
+from pseudocoresets.methods import GradientMatching, Points, Problem, SiameseGradientMatching
 from pseudocoresets.methods.condensation.classes import class_gradients
 from pseudocoresets.methods.condensation.gradient_matching import layer_distance
 from pseudocoresets.methods.estimator import network_of
@@ -211,23 +210,9 @@ def test_a_class_without_images_is_left_out() -> None:
 
 
 def test_it_learns_images_from_noise_without_experts(digits: Dataset) -> None:
-    """The distance under networks that it has not seen falls."""
-    settings = {"network": "convnet:width=8", "device": "cpu", "learning_rate": 0.1, "momentum": 0.5}
-    settings |= {"initialisation": "noise", "method_options": {"batch_size": 64, "matches": 2, "epochs": 2}}
-    coresets = [pc.construct(digits, None, "gm", 1, iterations=n, **settings) for n in (1, 30)]
-    network = pc.models.networks.build_network("convnet:width=8", digits.shape, 10)
-    real = RealData.of(digits, torch.device("cpu"))
-    problem = Problem(Energy(pc.models.classifier.Classifier(network), len(real)), real_data=lambda: real)
-    first, last = (
-        sum(
-            GradientMatching(batch_size=64)
-            .distance(network.initialise(seed), coreset.points, problem, Randomness.for_purpose(seed))
-            .item()
-            for seed in range(100, 103)
-        )
-        for coreset in coresets
-    )
-    assert last < 0.9 * first
+    options = {"batch_size": 64, "matches": 2, "epochs": 2}
+    judge = GradientMatching(batch_size=64).distance
+    assert share_left(digits, "gm", 30, judge, initialisation="noise", method_options=options) < 0.9
 
 
 def test_what_it_needs_is_named() -> None:
