@@ -113,9 +113,9 @@ class BlackBoxVI(GradientMethod):
         here = start
         for _ in range(self.fit_steps):
             noise = _noise(self.fit_samples, here, randomness)
-            slopes = potential_and_gradient(target, here.at(noise))[1] / target.temperature
-            shift.grad = unit * slopes.mean(0)
-            growth.grad = (slopes * noise).mean(0) * here.log_scale.exp() - 1
+            gradients = potential_and_gradient(target, here.at(noise))[1] / target.temperature
+            shift.grad = unit * gradients.mean(0)
+            growth.grad = (gradients * noise).mean(0) * here.log_scale.exp() - 1
             optimiser.step()
             here = MeanField(start.mean + unit * shift, start.log_scale + growth)
         return here

@@ -16,7 +16,7 @@ that much more of a chain, and the posterior's samples lie so many fewer steps f
 
 It is the truncated backpropagation through training of dataset distillation (RaT-BPTT, Feng et al. 2023), which runs a
 network from its initialisation to a random step and differentiates the last W. Here chains persist instead: a pool of
-``chains`` places is carried from one iteration to the next. Each iteration picks some at random, restarts each from
+``chains`` places is kept from one iteration to the next. Each iteration picks some at random, restarts each from
 the network's random initialisation with a probability p, and leaves it at theta_W. As in persistent contrastive
 divergence, the steps before the unroll were taken on earlier points.
 
@@ -31,7 +31,7 @@ iteration costs p B plain steps beside its unroll. The chains of the first itera
 ``spread`` their ages are already those that restarts lead to in the long run, chain i = 0 .. C-1 having the quantile
 (i + 1/2) / C of the distribution of B + k W.
 
-With ``networks``, each iteration draws one of a pool of networks and its window is one of that network's own chains, so
+With ``networks``, each iteration draws one of a pool of networks and unrolls one of that network's own chains, so
 that L is an average over the pool: the coreset is made for all of them, and not for the one it is named after.
 
 Gradients differ in length with the age and from chain to chain. With ``equal_weight`` the gradient of an iteration is
@@ -62,7 +62,7 @@ from pseudocoresets.methods.problem import Problem
 from pseudocoresets.models.networks import network_names, require_network
 
 POOL, VELOCITIES = "chains", "velocities"
-"""The names under which the places of the chains (chains, parameters) and their velocities are carried."""
+"""Names in the state: the places of the chains (chains, parameters), and their velocities."""
 
 
 @dataclass(frozen=True)
@@ -133,15 +133,15 @@ class BPTT(GradientMethod):
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         if not self.networks:
-            return self._window(points, problem, randomness)
+            return self._unrolled(points, problem, randomness)
         name = randomness.host.choice(network_names(self.networks))
         ending = f" of {name}"
         own = {key.removesuffix(ending): value for key, value in points.state.items() if key.endswith(ending)}
-        loss = self._window(replace(points, state=own), with_network(problem, name, self.name), randomness)
-        carried = {key + ending: value for key, value in loss.state.items()}
-        return loss._replace(state={**points.state, **carried})
+        loss = self._unrolled(replace(points, state=own), with_network(problem, name, self.name), randomness)
+        mine = {key + ending: value for key, value in loss.state.items()}
+        return loss._replace(state={**points.state, **mine})
 
-    def _window(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
+    def _unrolled(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         """One unroll of the chains of the problem's network."""
         stepping = self._with_step_size(points)
         pool = self._pool(stepping, problem, randomness)

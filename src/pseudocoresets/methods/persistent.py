@@ -37,7 +37,7 @@ from pseudocoresets.methods.method import GradientMethod, Loss, StateShape
 from pseudocoresets.methods.problem import Problem
 
 PLACES = "chains"
-"""The name under which the places of the chains (chains, parameters) are carried."""
+"""The name of the chains' places (chains, parameters) in the state."""
 ADAPTATION = 0.1
 
 

@@ -51,25 +51,25 @@ class NumpyModel(UncheckedModel):
     def _called(self, function: Callable[[Array], tuple[Any, Array]], theta: Tensor, shape: tuple[int, ...]) -> Tensor:
         found = [function(one) for one in theta.detach().reshape(-1, self.size).numpy()]
         values = torch.from_numpy(np.stack([np.asarray(value, np.float64) for value, _ in found]))
-        slopes = torch.from_numpy(np.stack([np.asarray(slope, np.float64) for _, slope in found]))
-        if values.shape[1:] != shape or slopes.shape[1:] != (*shape, self.size):
+        gradients = torch.from_numpy(np.stack([np.asarray(gradient, np.float64) for _, gradient in found]))
+        if values.shape[1:] != shape or gradients.shape[1:] != (*shape, self.size):
             raise InputError(
                 f"The function must give values {shape} and gradients {(*shape, self.size)}; got "
-                f"{tuple(values.shape[1:])} and {tuple(slopes.shape[1:])}."
+                f"{tuple(values.shape[1:])} and {tuple(gradients.shape[1:])}."
             )
         lead = tuple(theta.shape[:-1])
-        known: Tensor = _WithSlopes.apply(
-            theta, values.reshape(lead + shape), slopes.reshape((*lead, *shape, self.size))
+        known: Tensor = _WithGradients.apply(
+            theta, values.reshape(lead + shape), gradients.reshape((*lead, *shape, self.size))
         )
         return known
 
 
-class _WithSlopes(torch.autograd.Function):
+class _WithGradients(torch.autograd.Function):
     """Values whose derivatives in theta are known; theta's gradient is linear in that of the values."""
 
     @staticmethod
-    def forward(ctx: Any, theta: Tensor, values: Tensor, slopes: Tensor) -> Tensor:
-        ctx.save_for_backward(slopes)
+    def forward(ctx: Any, theta: Tensor, values: Tensor, gradients: Tensor) -> Tensor:
+        ctx.save_for_backward(gradients)
         ctx.per_datum = values.ndim == theta.ndim
         return values.clone()
 

@@ -13,14 +13,14 @@ from pseudocoresets.models.networks import Network
 from pseudocoresets.models.networks.network import Applied
 
 COUNTS = "counts"
-"""The name under which the numbers of points per class are carried on the host, so that no iteration waits for them."""
+"""The name, in the state, of the numbers of points per class: kept on the host, so that no iteration waits for them."""
 
 
 def class_counts(points: Points, classes: int) -> Tensor:
     """How many points each class has (classes,), on the host; all of them where labels are soft."""
-    carried = points.state.get(COUNTS)
-    if carried is not None:
-        return carried.cpu()
+    known = points.state.get(COUNTS)
+    if known is not None:
+        return known.cpu()
     if points.y.is_floating_point():
         return torch.full((classes,), len(points))
     return points.y.bincount(minlength=classes).cpu()
@@ -58,8 +58,8 @@ def class_gradients(network: Network, theta: Tensor, classes: Sequence[Points]) 
     """q_c = grad_theta sum_j a_j CE(f(s_j; theta), y_j) of each group of points, differentiable in them.
 
     One tensor (groups, units, inputs) for each weight that is a matrix or more. A weight's gradient is a sum over
-    images, and over places where it is one of a convolution, of products of what the layer got and the slope of what it
-    gave. One pass for all groups finds both, and the products are added up group by group.
+    images, and over places where it is one of a convolution, of products of what the layer got and the gradient in what
+    it gave. One pass for all groups finds both, and the products are added up group by group.
     """
     place = theta.detach().requires_grad_()
     x, y, weights = (torch.cat(each) for each in zip(*((own.x, own.y, own.weights) for own in classes), strict=True))
@@ -68,11 +68,11 @@ def class_gradients(network: Network, theta: Tensor, classes: Sequence[Points]) 
         rows = [_gradient(network, place, own) for own in classes]
         return [torch.stack(each) for each in zip(*(weight_rows(network, row) for row in rows), strict=True)]
     energy = (weights * F.cross_entropy(scores, y, reduction="none")).sum()
-    slopes = torch.autograd.grad(energy, [each.output for each in layers.values()], create_graph=True)
+    gradients = torch.autograd.grad(energy, [each.output for each in layers.values()], create_graph=True)
     numbers = torch.arange(len(classes), device=x.device)
     sizes = torch.cat([numbers[c].expand(len(own.x)) for c, own in enumerate(classes)])
     members = (sizes == numbers[:, None]).to(x)
-    products = (_products(applied, slope) for applied, slope in zip(layers.values(), slopes, strict=True))
+    products = (_products(applied, gradient) for applied, gradient in zip(layers.values(), gradients, strict=True))
     return [(members @ each.flatten(1)).view(-1, *each.shape[1:]) for each in products]
 
 
@@ -87,12 +87,12 @@ def _gradient(network: Network, theta: Tensor, own: Points) -> Tensor:
     return torch.autograd.grad(energy, theta, create_graph=True)[0]
 
 
-def _products(applied: Applied, slope: Tensor) -> Tensor:
+def _products(applied: Applied, gradient: Tensor) -> Tensor:
     """The gradient of a layer's weight by each image alone, (images, units, inputs)."""
     layer, given, _ = applied
     if isinstance(layer, nn.Linear):
-        return slope[:, :, None] * given[:, None, :]
-    return slope.flatten(2) @ _windows(layer, given).mT
+        return gradient[:, :, None] * given[:, None, :]
+    return gradient.flatten(2) @ _windows(layer, given).mT
 
 
 def _windows(layer: nn.Conv2d, given: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ part of them and with a size of its own, and images and step sizes descend the r
 
 averaged over ``networks`` initialisations. The parts are the same in every epoch: step t sees the r-th image of each
 class if r = t modulo the smaller of ``steps`` and the images per class, so that ten images per class and ten steps make
-one image per class and step, as in the authors' code. They are found once, and carried in the checkpoint. U is the mean
+one image per class and step, as in the authors' code. They are found once, and kept in the checkpoint. U is the mean
 cross-entropy of the part, with the prior's - log pi0(theta) / n, and is augmented only where the construction is told
 to.
 

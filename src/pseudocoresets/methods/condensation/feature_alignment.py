@@ -19,7 +19,7 @@ iteration, and in training after each epoch, its accuracy on 128 real images per
     training between them ends    when those of epochs lie further than ``moved`` apart, or after ``most_epochs``,
 
 each counted from the tenth on. Training is SGD of rate ``step_size`` on the synthetic images as they are then. The
-network and its accuracies are carried from iteration to iteration, and in the checkpoint.
+network and its accuracies are kept from iteration to iteration, and in the checkpoint.
 
 Defaults are those of the authors' code: SGD of rate 0.1 and momentum 0.5 on the images, which start from noise, and 256
 real images per class. Its 2,000 networks serve at least ten iterations each, 20,000 here. It halves the rate after 60,
@@ -53,7 +53,7 @@ from pseudocoresets.methods.problem import ClassBatch, Problem
 from pseudocoresets.models.networks import Network
 
 NETWORK, ACCURACIES = "network", "accuracies"
-"""The names under which the network's parameters, and its last accuracies, are carried."""
+"""Names in the state: the network's parameters, and its last accuracies."""
 WATCHED = 10
 """Accuracies that are compared."""
 
@@ -126,7 +126,7 @@ class FeatureAlignment(GradientMethod):
         return total + self.discrimination * losses.sum()
 
     def _trained(self, network: Network, points: Points, problem: Problem, randomness: Randomness) -> Tensor:
-        """The network carried on, after as many epochs as its accuracies ask for."""
+        """The network of the state, trained for as many epochs as its accuracies ask for."""
         theta, recent, left = points.state[NETWORK], torch.zeros(0), self.most_epochs
         while left > 0:
             epochs = 1 if len(recent) else min(WATCHED, left)

@@ -20,7 +20,7 @@ direction, one that sees units switch, and for moves of a useful size L falls ab
 
 Every ``matches`` iterations a network is drawn from its initialisation. Between two matches it is trained by SGD of
 rate ``step_size`` for ``epochs`` passes over the synthetic images as they are then. The network and the number of its
-matches are carried from iteration to iteration, and in the checkpoint. Images are seen as they are, without
+matches are kept from iteration to iteration, and in the checkpoint. Images are seen as they are, without
 augmentation; ``dsa`` is the same with it.
 
 Defaults are those of the authors' code for ten images per class: SGD of rate 0.1 and momentum 0.5 on the images, which
@@ -56,7 +56,7 @@ from pseudocoresets.methods.problem import Problem
 from pseudocoresets.models.networks import Network
 
 NETWORK, MATCHED = "network", "matched"
-"""The names under which the network's parameters, and the number of its matches, are carried."""
+"""Names in the state: the network's parameters, and the number of its matches."""
 SMALLEST_PRODUCT = 1e-6
 """Added to the product of two norms, so that gradients next to zero have no direction."""
 

@@ -161,23 +161,23 @@ class Experts:
                 "train longer or lower it."
             )
         last = last if max_start_epoch is None else min(last, max_start_epoch)
-        ahead = sorted({0, expert_epochs})
+        epochs_later = sorted({0, expert_epochs})
 
         def pairs(host: random.Random) -> Tensor:
             picks = [(host.randrange(len(self)), host.randint(0, last)) for _ in range(count)]
-            return self._snapshots(picks, ahead, randomness.device.device)
+            return self._snapshots(picks, epochs_later, randomness.device.device)
 
         drawn = randomness.tensor(pairs)
         return Draw(drawn[0], drawn[-1])
 
-    def _snapshots(self, picks: Sequence[tuple[int, int]], ahead: Sequence[int], device: torch.device) -> Tensor:
-        """Those of (expert, epoch), each ``ahead`` epochs later: (len(ahead), len(picks), parameters)."""
+    def _snapshots(self, picks: Sequence[tuple[int, int]], epochs_later: Sequence[int], device: torch.device) -> Tensor:
+        """Those of (expert, epoch), each so many epochs later: (len(epochs_later), len(picks), parameters)."""
         if device not in self._resident:
             self._resident[device] = ResidentSnapshots(device)
-        wanted = [(expert, epoch + later) for later in ahead for expert, epoch in picks]
+        wanted = [(expert, epoch + later) for later in epochs_later for expert, epoch in picks]
         for expert, epoch in picks:
-            self._require_moved(expert, epoch, epoch + ahead[-1])
-        return self._resident[device].of(wanted, self.snapshot).view(len(ahead), len(picks), -1)
+            self._require_moved(expert, epoch, epoch + epochs_later[-1])
+        return self._resident[device].of(wanted, self.snapshot).view(len(epochs_later), len(picks), -1)
 
     def _require_moved(self, expert: int, epoch: int, later: int) -> None:
         """Refuse two equal snapshots on the host; each pair is looked at once, those on a device never."""
