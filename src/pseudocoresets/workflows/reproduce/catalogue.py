@@ -177,7 +177,8 @@ _JUDGED_AND_COST = ("accuracy", "nll", "ece", "iterations", "construction second
 _PROTOCOLS = (
     "`point` is the protocol of the literature: networks trained on the coreset from scratch, the mean of single ones, "
     "as each publication does: gm, cafe and the selections for 300 epochs on images as they are, ld and kip for 1,000 "
-    "such epochs, dd by its own learned steps, the others for 1,000 epochs with augmentation. "
+    "such epochs, dd by its own learned steps, the others for 1,000 epochs with augmentation. Weight decay is that of "
+    "the prior, 2e-5 on CIFAR-10, where they have 5e-4. "
     "Settings are the publications', on nine tenths of the training data, one construction each; where fewer "
     "iterations were run than they have, the column says so."
 )
