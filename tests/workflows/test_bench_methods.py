@@ -106,7 +106,7 @@ def test_the_papers_costs_are_in_its_words() -> None:
         (("--methods", "herding"), "selects real images"),
         (("--methods", "cdd1"), "Did you mean"),
         (("--methods", "cd", "--ipc", "1,x"), "whole numbers separated by commas"),
-        (("--methods", "cd", "--ipc", "0"), "from 1 on"),
+        (("--methods", "cd", "--ipc", "0"), "from 1 to"),
         (("--methods", ","), "names nothing"),
         (("--ipc", "1"), "--ipc goes with --methods"),
     ],

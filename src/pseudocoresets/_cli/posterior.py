@@ -17,6 +17,7 @@ from pseudocoresets._report.posterior import write_posterior_page
 from pseudocoresets.core.devices import threads_for
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.progress import for_stream
+from pseudocoresets.core.text import shortened
 from pseudocoresets.data.large import is_large, load_large_data
 from pseudocoresets.data.tables import load_posterior_data
 from pseudocoresets.models.named import MODELS
@@ -138,5 +139,5 @@ def parse_sizes(text: str) -> list[int]:
     except ValueError:
         raise InputError(f"Sizes are whole numbers separated by commas, such as 10,30,100; got '{text}'.") from None
     if sizes and sizes[-1] > LARGEST_SIZE:
-        raise InputError(f"A coreset (--sizes) has at most {LARGEST_SIZE:,} points; got {sizes[-1]:.4g}.")
+        raise InputError(f"A coreset (--sizes) has at most {LARGEST_SIZE:,} points; got {shortened(str(sizes[-1]))}.")
     return sizes

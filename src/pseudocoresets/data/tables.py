@@ -110,6 +110,8 @@ def load_posterior_data(
     """
     if model != "auto":
         MODELS[model]
+    if (source == SYNTHETIC or source in EMBEDDED) and any((target, event, group, formula)):
+        raise InputError(f"Columns and formulas are of files; '{source}' has its own target and features.")
     if source == SYNTHETIC:
         model = "logistic" if model == "auto" else model
         table = synthetic_table(model, points, dimension, seed)

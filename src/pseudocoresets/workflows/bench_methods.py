@@ -130,6 +130,10 @@ def method_names(names: Sequence[str]) -> list[str]:
     return list(names)
 
 
+MOST_IMAGES = 1_000_000
+"""Per class."""
+
+
 def bench_methods(
     names: Sequence[str],
     sizes: Sequence[int],
@@ -140,8 +144,8 @@ def bench_methods(
     """Every method at every size, one after another; one that fails is a row that says why."""
     where = resolve_device(device)
     scale = scale or (GPU if where.type == "cuda" else CPU)
-    if not names or not sizes or min(sizes) < 1:
-        raise InputError("Name at least one method, and numbers of images per class from 1 on.")
+    if not names or not sizes or not all(1 <= size <= MOST_IMAGES for size in sizes):
+        raise InputError(f"Name at least one method, and numbers of images per class from 1 to {MOST_IMAGES:,}.")
     for name in method_names(names):
         for ipc in sizes:
             yield _row(name, ipc, str(where), precision, scale)
@@ -164,7 +168,12 @@ def _row(name: str, ipc: int, device: str, precision: str, scale: Scale) -> Meth
 
 def _in_clean_process(function: Callable[[MethodCell], Cost], cell: MethodCell) -> Cost:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, cell).result()
+        try:
+            return pool.submit(function, cell).result()
+        except KeyboardInterrupt:
+            for child in multiprocessing.active_children():  # or the pool would wait for what it measures
+                child.kill()
+            raise
 
 
 def measured(cell: MethodCell) -> Cost:
