@@ -28,7 +28,7 @@ from pseudocoresets.core.gaussian import kl_divergence
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.progress import Silent
 from pseudocoresets.core.targets import WhitenedTarget, all_points, whitened_target
-from pseudocoresets.data.tables import ParquetData
+from pseudocoresets.data.large import ParquetData
 from pseudocoresets.kernels import NUTS
 from pseudocoresets.methods import METHODS, row_problem
 from pseudocoresets.models.glm import LogisticRegression

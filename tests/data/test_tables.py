@@ -13,7 +13,8 @@ from pyarrow import parquet
 
 import pseudocoresets as pc
 from pseudocoresets.core.errors import FileFormatError, InputError
-from pseudocoresets.data.tables import ParquetData, load_posterior_data
+from pseudocoresets.data.large import ParquetData
+from pseudocoresets.data.tables import load_posterior_data
 from pseudocoresets.models import MODELS, RandomIntercepts
 from pseudocoresets.sources.gaussian_fit import fit_gaussian
 
@@ -266,3 +267,6 @@ def test_parquet_streams_give_the_posterior_of_the_data_in_memory(tmp_path: Path
     (tmp_path / "bad.parquet").write_text("no")
     with pytest.raises(FileFormatError, match="not a Parquet file"):
         ParquetData(tmp_path / "bad.parquet", "y")
+    parquet.write_table(pyarrow.table({"a": [1.0, 2, np.inf, 4, 5], "y": [0.0, 1, 0, 1, 0]}), tmp_path / "bad.parquet")
+    with pytest.raises(InputError, match="'a' holds a value that is not finite"):
+        list(ParquetData(tmp_path / "bad.parquet", "y").batches())

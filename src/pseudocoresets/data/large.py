@@ -27,7 +27,7 @@ from pseudocoresets.core.devices import host_memory
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.fingerprint import DIGEST_BYTES, fingerprint
 from pseudocoresets.core.mapping import Mapper, in_this_process
-from pseudocoresets.core.points import BatchFunction, Rows, require_moderate
+from pseudocoresets.core.points import BatchFunction, Rows, random_positions, require_moderate
 from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.core.text import listed
 from pseudocoresets.data.tables import (
@@ -562,3 +562,47 @@ def _part_rows(reader: PartReader, store: Path | None, unit: tuple[int, Array]) 
 
     tensors, _ = _kept(store, fingerprint("rows", reader.identity(index), positions), compute)
     return tensors["x"], tensors["y"]
+
+
+@dataclass(frozen=True)
+class ParquetData:
+    """The numbers of Parquet files as they are, a file or a folder of them, read in streams: a batch at a time."""
+
+    path: Path
+    target: str
+    batch_size: int = 65536
+    table: LargeTable = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        table = LargeTable.open(Path(self.path), self.target)
+        object.__setattr__(self, "table", replace(table, batch_rows=self.batch_size))
+
+    def __len__(self) -> int:
+        return self.table.rows
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        return self.table.features
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for index in range(len(self.table.parts)):
+            for _, batch in self.table.batches(index):
+                y = _numbers(batch.column(self.target), self.target).astype(np.float64)
+                yield torch.from_numpy(self.table.points(batch)), torch.from_numpy(y)
+
+    def rows(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows at these positions, in one pass that stops after the last of them."""
+        wanted, order = indices.sort()
+        found, begin = [], 0
+        for x, y in self.batches():
+            here = wanted[(wanted >= begin) & (wanted < begin + len(x))] - begin
+            found.append((x[here], y[here]))
+            begin += len(x)
+            if begin > int(wanted[-1]):
+                break
+        back = order.argsort()
+        x, y = (torch.cat(parts)[back] for parts in zip(*found, strict=True))
+        return x, y
+
+    def batch(self, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
+        return self.rows(random_positions(len(self), size, randomness))

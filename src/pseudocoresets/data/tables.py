@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,9 +16,9 @@ from torch import Tensor
 
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.extras import installed_by
-from pseudocoresets.core.points import FullData, Rows, random_positions, require_moderate
+from pseudocoresets.core.points import FullData, Rows, require_moderate
 from pseudocoresets.core.registry import Registry
-from pseudocoresets.core.seeds import Randomness, derive_seed
+from pseudocoresets.core.seeds import derive_seed
 from pseudocoresets.core.text import first_line, listed
 from pseudocoresets.models.expectation import MOST_PARAMETERS, SmoothModel
 from pseudocoresets.models.named import MODELS, build_model
@@ -485,70 +484,3 @@ def _encode_classes(table: Table, model: str) -> tuple[NDArray[np.float64], tupl
 def class_name(kind: Any) -> str:
     """A value of the target as text."""
     return f"{kind:g}" if isinstance(kind, float) else str(kind)
-
-
-# --- data too large for memory --------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ParquetData:
-    """The numeric columns of a Parquet file and its target, read in streams: a batch of rows at a time."""
-
-    path: Path
-    target: str
-    batch_size: int = 65536
-
-    def __post_init__(self) -> None:
-        if not Path(self.path).is_file():
-            raise InputError(f"There is no file '{self.path}'.")
-        require_column(self.target, self.path, self._names)
-
-    def __len__(self) -> int:
-        return int(self._file().metadata.num_rows)
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        return tuple(name for name in self._names if name != self.target)
-
-    @cached_property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(self._file().schema_arrow.names)
-
-    def _file(self) -> Any:
-        return parquet_file(self.path)
-
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in self._file().iter_batches(self.batch_size):
-            yield self._tensors(batch)
-
-    def rows(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows at these positions, in one pass that stops after the last of them."""
-        wanted, order = indices.sort()
-        found_x, found_y, begin = [], [], 0
-        for x, y in self.batches():
-            here = wanted[(wanted >= begin) & (wanted < begin + len(x))] - begin
-            found_x.append(x[here])
-            found_y.append(y[here])
-            begin += len(x)
-            if begin > int(wanted[-1]):
-                break
-        back = order.argsort()
-        return torch.cat(found_x)[back], torch.cat(found_y)[back]
-
-    def batch(self, size: int, randomness: Randomness) -> tuple[Tensor, Tensor]:
-        return self.rows(random_positions(len(self), size, randomness))
-
-    def _tensors(self, batch: Any) -> tuple[Tensor, Tensor]:
-        columns = {}
-        for name in self._names:
-            column = batch.column(name)
-            if column.null_count:
-                raise InputError(f"Column '{name}' of '{self.path}' has missing values; fill or remove them.")
-            try:
-                columns[name] = np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64)
-            except (TypeError, ValueError):
-                raise InputError(
-                    f"Column '{name}' of '{self.path}' holds text; encode it as numbers or leave it out."
-                ) from None
-        x = np.stack([columns[name] for name in self.features], 1)
-        return torch.from_numpy(x), torch.tensor(columns[self.target])
