@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from pseudocoresets import LinearRegression, construct
 from pseudocoresets._cli.app import build_app
 from pseudocoresets.data import load_dataset
 
@@ -34,7 +35,7 @@ CHAIN = ("--set", "steps=3", "--set", "expert_epochs=2")
 SMALL = (*NETWORK, *CHAIN, "--expert-count", "2", "--epochs", "3", "--iterations", "20")
 SAMPLING = ("--chains", "2", "--sampling-steps", "40", "--samples", "4")
 MADE = "made"
-"""The folder of what commands read: experts, a coreset and a run."""
+"""The folder of what commands read: experts, coresets of images and of rows, and a run."""
 COMMANDS: dict[str, tuple[str, ...]] = {
     "experts": ("experts", *NETWORK, "--count", "3", "--epochs", "4", "--out", "out/experts"),
     "construct": (
@@ -51,6 +52,13 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "show": ("show", f"../{MADE}/run/coreset.safetensors", "--out", "out/c.png"),
     "compact": ("compact", f"../{MADE}/run/coreset.safetensors", "out/small.safetensors"),
     "report": ("report", f"../{MADE}/run", "--out", "out/report.html"),
+    "share": ("share", f"../{MADE}/run", "--out", "out/shared"),
+    "export": ("export", f"../{MADE}/rows.safetensors", "--to", "sklearn", "--out", "out/rows.csv"),
+    "privacy audit": (
+        *("privacy", "audit", f"../{MADE}/dm.safetensors", "--shadows", "6", "--images", "50", "--epochs", "1"),
+        *(*SAMPLING, "--device", "cpu", "--out", "out/audit"),
+    ),
+    "reproduce": ("reproduce", "condensation", "--smoke", "--only", "dm:1", "--devices", "cpu", "--out", "out/paper"),
 }
 MEASURED = re.compile(r"seconds|timings|peak_memory|speed_up|checksum|libraries|finished")
 """Keys of what a clock or the machine says."""
@@ -88,6 +96,10 @@ def _prepare(root: Path, names: list[str]) -> dict[str, tuple[float, dict[str, A
     made.mkdir()
     load_dataset("digits")
     _finish(made, ("run", *SMALL, *SAMPLING, "--out", "run", "--experts", "experts"))
+    _finish(made, ("construct", "--method", "dm", *NETWORK, "--iterations", "20", "--out", "dm.safetensors"))
+    model = LinearRegression(2)
+    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    construct((x, x.sum(1)), model=model, method="uniform", size=5).save(made / "rows.safetensors")
     found = {}
     for name in names:
         folder = root / f"undisturbed {name}"
