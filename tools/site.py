@@ -17,7 +17,7 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
-from pseudocoresets.methods import METHODS, GradientMethod
+from pseudocoresets.methods import METHODS, SOLVERS, GradientMethod
 from pseudocoresets.methods.selection import SELECTIONS
 
 BLOCK = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -67,6 +67,17 @@ OBJECTIVES = {
     "uniform": r"w_i = c_i\, n / m, \quad (c_i) \sim \mathrm{Multinomial}(m, 1/n)",
 }
 """The objective or rule of each of our methods as one formula; its algorithm is in its docstring."""
+DIGITS_SHOWN = (
+    "The ten digits, one per class",
+    "Ten digits, one per class, by sixty iterations of this method with the preset `quick`.",
+)
+ROWS_SHOWN = (
+    "A coreset of a logistic regression and its posterior",
+    "A logistic regression without an intercept: the data (grey; circles are 0, triangles 1) and the coreset (orange, "
+    "larger for larger weights), and the lines around 50 and 95 % of the full posterior (blue) and of the coreset's. "
+    "This is what the method itself gives, without the check that would replace it by something better.",
+)
+"""What the picture of a method shows, in short and in full."""
 GREY, COLOURS = "#7a8594", ("#b9c0ca", "#e0883a", "#8fb5e8", "#3a7bd5")
 NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "svhn": "SVHN", "cifar10": "CIFAR-10", "digits": "digits"}
 
@@ -116,8 +127,8 @@ def method_page(name: str, build: Any, pictures: set[str]) -> str:
         parts += ["```math", OBJECTIVES[name], "```", ""]
     figure = f"images/gallery/{name}.png"
     if figure in pictures:
-        parts += [f'![The ten digits, one per class, by {name}](../{figure}){{ width="400" }}', ""]
-        parts += ["Ten digits, one per class, by sixty iterations of this method with the preset `quick`.", ""]
+        shown, words = ROWS_SHOWN if build in SOLVERS else DIGITS_SHOWN
+        parts += [f'![{shown}, by {name}](../{figure}){{ width="{600 if build in SOLVERS else 400}" }}', "", words, ""]
     parts += ["## Objective and algorithm", ""]
     parts += [as_markdown(text) for text in dict.fromkeys(texts) if text]
     parts += ["", "## Options", "", "| option | default |", "|---|---|"]
@@ -160,19 +171,18 @@ def gallery_page(pictures: set[str]) -> str:
                 "",
             ]
     parts += ["## The same ten digits by every method", ""]
-    parts += [
-        "One image per class after sixty iterations with the preset `quick`; these are not the best that each can do.",
-        "",
-    ]
-    for each in sorted(each for each in pictures if each.startswith("images/gallery/")):
-        name = Path(each).stem
-        parts += [
-            f"**[{name}](methods/{name}.md)**",
-            "",
-            f'![Ten digits by {name}]({each}){{ width="300" loading=lazy }}',
-            "",
-        ]
+    parts += ["One image per class, sixty iterations with the preset `quick`; not the best that each can do.", ""]
+    own = {Path(each).stem: each for each in sorted(pictures) if each.startswith("images/gallery/")}
+    of_rows = [each.name for each in SOLVERS if each.name in own]
+    parts += [line for name in own if name not in of_rows for line in linked_picture(name, own[name], 300)]
+    parts += ["## The same logistic regression by every method for rows", "", ROWS_SHOWN[1], ""]
+    parts += [line for name in of_rows for line in linked_picture(name, own[name], 600)]
     return "\n".join(parts) + "\n"
+
+
+def linked_picture(name: str, picture: str, width: int) -> list[str]:
+    shown = f'![A coreset by {name}]({picture}){{ width="{width}" loading=lazy }}'
+    return [f"**[{name}](methods/{name}.md)**", "", shown, ""]
 
 
 def benchmarks_page(root: Path) -> str:
