@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextvars
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import typer
+
+from pseudocoresets._cli import process
+from pseudocoresets._cli.app import guarded
 
 LISTING = "data list"
 TRAINING = "experts --network mlp:width=4 --epochs 1 --count 1 --device cpu"
@@ -51,3 +58,16 @@ def test_characters_that_the_terminal_lacks(tmp_path: Path, before: str) -> None
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("Error: There is no file 'pr")
+
+
+def test_an_interrupt_that_compiled_code_turned_into_an_error_is_an_interrupt() -> None:
+    """As torch did of one within a storage: the signal's status, and no report of a bug."""
+
+    def command() -> None:
+        with suppress(KeyboardInterrupt):
+            process._raise(signal.SIGTERM, None)
+        raise ValueError("could not determine the shape")
+
+    with pytest.raises(typer.Exit) as ended:
+        contextvars.copy_context().run(guarded(command))
+    assert ended.value.exit_code == 128 + signal.SIGTERM

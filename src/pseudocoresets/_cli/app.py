@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from pseudocoresets._cli.options import OUTPUT, ProgramSettings
-from pseudocoresets._cli.process import leaving_at_once, output_may_be_lost, prepare_streams, say, status_of
+from pseudocoresets._cli.process import ARRIVED, leaving_at_once, output_may_be_lost, prepare_streams, say, status_of
 from pseudocoresets.core.errors import PassedOverWarning, PseudocoresetsError, RenamedWarning
 from pseudocoresets.core.settings import require_precision
 from pseudocoresets.core.text import printable, shortened
@@ -130,8 +130,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except PseudocoresetsError as error:
             raise _ended(str(error), BAD_INPUT) from None
         except KeyboardInterrupt as interrupt:
-            say("Interrupted. What was finished is kept; the same command goes on from there.")
-            raise typer.Exit(status_of(interrupt)) from None
+            raise _interrupted(interrupt) from None
         except (typer.Exit, typer.Abort, typer.BadParameter):
             raise
         except OSError as error:
@@ -140,9 +139,15 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             about = shortened(printable(os.fsdecode(error.filename)))
             raise _ended(f"Cannot use '{about}': {error.strerror}.", BAD_INPUT) from None
         except Exception as error:
-            raise _ended(_unforeseen(error), UNFORESEEN) from None
+            arrived = ARRIVED.get()
+            raise _ended(_unforeseen(error), UNFORESEEN) if arrived is None else _interrupted(arrived) from None
 
     return call
+
+
+def _interrupted(interrupt: KeyboardInterrupt) -> typer.Exit:
+    say("Interrupted. What was finished is kept; the same command goes on from there.")
+    return typer.Exit(status_of(interrupt))
 
 
 def _ended(sentence: str, status: int) -> typer.Exit:

@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from types import FrameType
 from typing import NoReturn, TextIO
 
@@ -27,11 +28,15 @@ ENDING = [
 
 
 class Ended(KeyboardInterrupt):
-    """A signal other than Ctrl-C, which is treated as one: what was finished is kept."""
+    """A signal that asks to end, which is treated as Ctrl-C: what was finished is kept."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self.number = number
+
+
+ARRIVED: ContextVar[Ended | None] = ContextVar("ARRIVED", default=None)
+"""The signal that came: compiled code can turn its interrupt into an error of another type."""
 
 
 def status_of(interrupt: KeyboardInterrupt) -> int:
@@ -42,7 +47,7 @@ def status_of(interrupt: KeyboardInterrupt) -> int:
 def heed_signals() -> None:
     """Ctrl-C, a request to end and a lost terminal raise ``KeyboardInterrupt`` from here on."""
     for number in ENDING:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else _raise)
+        signal.signal(number, _raise)
 
 
 @contextmanager
@@ -60,7 +65,9 @@ def leaving_at_once() -> Iterator[None]:
 
 
 def _raise(number: int, frame: FrameType | None) -> NoReturn:
-    raise Ended(number)
+    ended = Ended(number)
+    ARRIVED.set(ended)
+    raise ended
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
