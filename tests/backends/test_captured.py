@@ -26,6 +26,7 @@ from pseudocoresets.models.networks import build_network
 FusedBackend = pytest.importorskip("pseudocoresets.backends.fused", exc_type=ImportError).FusedBackend
 
 from pseudocoresets.backends.fused.capture import Capturing, captured, without_collection  # noqa: E402
+from pseudocoresets.backends.fused.norm import ChannelsLastNorms  # noqa: E402
 
 NETWORK = build_network("convnet:depth=2,width=4,pooling=max,norm=none", (1, 8, 8), 3)
 ENERGY = Energy(Classifier(NETWORK, prior_scale=0.5), data_size=40)
@@ -148,3 +149,14 @@ def test_work_that_cannot_be_captured_is_done_again_and_again(caplog: pytest.Log
     for _ in range(6):
         assert torch.equal(repeated(given), work(wanted))
     assert [record.message.startswith("The fast path could not be captured") for record in caplog.records] == [True]
+
+
+def test_the_warning_names_the_line_that_failed_and_not_the_mode_it_went_through(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def waits_for_the_device() -> float:
+        with ChannelsLastNorms():
+            return float(torch.zeros(2))
+
+    assert Capturing()(waits_for_the_device) is None
+    assert caplog.messages[0].endswith("return float(torch.zeros(2))); the plain path is used.")

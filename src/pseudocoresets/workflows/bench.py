@@ -44,7 +44,7 @@ WARM_UP_ITERATIONS = 3
 DRAWING_ROUNDS = 7
 NOTHING = TrainedOn("bench", "")
 """What random experts were trained on."""
-STORED_EPOCHS = 50
+STORED_EPOCHS, STORED = 50, 5
 WINDOW, POINTS_PER_STEP = 40, 125
 """Of `bptt` in the preset `paper`."""
 
@@ -258,9 +258,8 @@ class _Bench:
         with tempfile.TemporaryDirectory() as folder:
             store = ExpertStore.create_or_open(folder, self._network, NOTHING, ExpertSettings(epochs=STORED_EPOCHS))
             trajectory = self._network.initialise(0, STORED_EPOCHS + 1)
-            began = time.monotonic()
-            store.add(0, trajectory)
-            storing = time.monotonic() - began
+            numbers = itertools.count()
+            storing = seconds_of(lambda: store.add(next(numbers), trajectory), torch.device("cpu"), STORED, warm_ups=1)
             resident = random_experts(self._network, self._device)
             iterations = [self._iteration(1, 1, self._scale.steps, experts) for experts in (resident, store.experts())]
             repeats = self._scale.iterations

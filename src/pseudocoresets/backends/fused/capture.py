@@ -93,7 +93,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _line_of(error: BaseException) -> str:
-    """The last line, ours or the user's, that led to it."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """The last line, ours or the user's, that led to it; a mode that every function goes through says nothing."""
+    frames = (frame for frame in traceback.extract_tb(error.__traceback__) if frame.name != "__torch_function__")
     own = [frame for frame in frames if not set(LIBRARIES).intersection(Path(frame.filename).parts)]
     return f", at {Path(own[-1].filename).name}:{own[-1].lineno}: {own[-1].line}" if own else ""
