@@ -15,9 +15,16 @@ in closed form for linear models). `verdict` holds, per problem and size, the me
 ours with most seeds is no worse than the best of the peer's, and the largest ratio of a checked method to the best of
 ours that need no cleverness (uniform, Frank-Wolfe, GIGA), of which 1.1 is allowed: of medians over the seeds that the
 method has, and of single seeds. Divergences below a thousandth of a nat count as equal. What
-the peer cannot do is infinite; a construction of ours that takes longer than `--limit` is left out and counted. The
-file is written after every cell, and a cell that it already holds is not measured again; each says which of the `runs`
-it comes from.
+the peer cannot do is infinite; a construction of ours that takes longer than `--limit` is left out and counted.
+`kl_error` is the standard deviation of that divergence over other draws that score.
+
+`more_points` compares neighbouring sizes of a problem, apart for methods that `construct` checks and for the simple
+ones, which it takes as they are: how many medians over seeds rise by more than a tenth (`worse`), and how many by more
+than three standard errors of the scores (`beyond_noise`), a thousandth of a nat in either case.
+
+`--jobs` processes share the work; what one does in one go are methods that begin at the same place. The file is written
+every few seconds and at the end, however that comes, and a cell that it already holds is not measured again; each says
+which of the `runs` it comes from.
 """
 
 from __future__ import annotations
@@ -27,6 +34,7 @@ import contextlib
 import itertools
 import json
 import math
+import multiprocessing
 import signal
 import statistics
 import sys
@@ -35,7 +43,7 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from types import FrameType
@@ -49,7 +57,7 @@ from posterior_peer import build_with_peer
 from pseudocoresets._io.files import write_json
 from pseudocoresets.construction import construct
 from pseudocoresets.construction.safeguard import CHECKED, OWN
-from pseudocoresets.core.errors import DivergenceError
+from pseudocoresets.core.errors import DivergenceError, PseudocoresetsError
 from pseudocoresets.core.gaussian import Gaussian, kl_divergence
 from pseudocoresets.core.points import Points, Rows
 from pseudocoresets.core.progress import Silent
@@ -57,21 +65,40 @@ from pseudocoresets.models.expectation import SmoothModel
 from pseudocoresets.models.glm import LinearRegression, LogisticRegression, PoissonRegression
 from pseudocoresets.sources.gaussian_fit import GaussianFit, find_mode, fit_gaussian
 from pseudocoresets.sources.yardstick import DRAWS, Yardstick
-from pseudocoresets.workflows.parallel import processes
 from pseudocoresets.workflows.provenance import provenance
 
 SIZES = (5, 20, 100)
+MORE_SIZES = (1, 5, 10, 20, 30, 100)
+MORE_SIZES_OF = (
+    "separable, d 6",
+    "imbalanced, d 12",
+    "large counts, d 10",
+    "collinear linear",
+    "heavy-tailed logistic",
+)
 SIMPLE = ("uniform", "frank-wolfe", "giga")
-OURS = (*SIMPLE, "moments", "gaussian-psvi", "cd", "psvi", "rkl", "sparse-vi")
-"""Those measured unless others are named; all that make coresets of rows can be."""
+SOLVERS = ("moments", "gaussian-psvi", "gaussian-rkl", "laplace-w2")
+LEARNERS = (
+    *("cd", "psvi", "rkl", "fkl", "wasserstein", "fkl-hmc", "pcd", "black-box-vi", "cd-wasserstein"),
+    "mtt",  # MTT's loss, which asks for samples and no network
+)
+REAL = ("a-iht", "sparse-vi", "quasi-newton", "coreset-mcmc", "coreset-mcmc-free", "hamiltonian-flow")
+OURS = (*SIMPLE, *SOLVERS, *LEARNERS, *REAL)
+"""All that make coresets of rows."""
 PEER = ("uniform", "frank-wolfe", "giga")
 """The same; its sparse-vi, whose time grows with the square of the size, and psvi, its pseudo-coresets, can be too."""
 UNSEEN = 20_261
 """The seed of the draws that score."""
+OTHERS = 4
+"""Other such draws, which say how much chance there is in a score."""
+MORE_DRAWS = {"few data, logistic": 65_536}
+"""Draws that score problems of which the usual number says too little."""
 EQUAL = 1e-3
-LIMIT = 30.0
+CLEARLY = 1.1
+LIMIT = 300.0
 """Processor seconds of a construction, which the first method of a size and seed spends in part on the common start."""
 PRIOR_SCALE = 10.0
+WRITE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -283,13 +310,24 @@ def _draws(theta: np.ndarray) -> Tensor:
 
 
 class Task(NamedTuple):
-    """One construction of ours, or a run of the peer's, which gives all sizes at once."""
+    """Constructions of ours of one size, by methods that share their start, or a run of the peer's of all sizes."""
+
+    problem: str
+    side: str
+    methods: tuple[str, ...]
+    sizes: tuple[int, ...]
+    seed: int
+
+
+class Cell(NamedTuple):
+    """What was measured, and where it belongs."""
 
     problem: str
     side: str
     method: str
-    sizes: tuple[int, ...]
+    size: int
     seed: int
+    found: dict[str, Any]
 
 
 class Known(NamedTuple):
@@ -297,49 +335,83 @@ class Known(NamedTuple):
 
     case: Case
     fit: GaussianFit
-    score: Yardstick
+    scores: tuple[Yardstick, ...]
+    """The score and, unless it is exact, others by other draws."""
+
+    def scored(self, points: Points) -> dict[str, Any]:
+        """`kl` and its error."""
+        values = [each.divergence(points) for each in self.scores]
+        chance = float(np.std(values, ddof=1)) if len(values) > 1 and all(map(math.isfinite, values)) else 0.0
+        return {"kl": values[0], "kl_error": chance}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How the cells of a task are found."""
+
+    root: Path | None
+    peer: Path | None
+    limit: float
+    score_draws: int | None
+
+    def __call__(self, task: Task) -> list[Cell]:
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore")
+        about = known(task.problem, self.root, self.score_draws)
+        if task.side == "ours":
+            (size,) = task.sizes
+            return [
+                Cell(
+                    task.problem, task.side, method, size, task.seed, _ours(about, method, size, task.seed, self.limit)
+                )
+                for method in task.methods
+            ]
+        assert self.peer is not None
+        (method,) = task.methods
+        return [
+            Cell(task.problem, task.side, method, size, task.seed, found)
+            for size, found in _peer(about, task, method, self.peer)
+        ]
+
+
+def builders(root: Path | None) -> Iterator[tuple[str, Callable[[], Case | None]]]:
+    """Those that are drawn, then those of posteriordb, by name."""
+    for index, each in enumerate(DRAWN):
+        yield each[0], partial(drawn, *each, seed=index)
+    if root is not None:
+        for name, *rest in PUBLISHED:
+            yield name, partial(published, root, name, *rest)
 
 
 def all_cases(root: Path | None) -> Iterator[Case]:
-    """Those that were drawn, then those of posteriordb that are there."""
-    yield from (drawn(*each, seed=index) for index, each in enumerate(DRAWN))
-    for each in PUBLISHED:
-        found = None if root is None else published(root, *each)
-        if found is not None:
-            yield found
+    """Those that are there."""
+    found = (build() for _, build in builders(root))
+    return (case for case in found if case is not None)
 
 
 @lru_cache(maxsize=64)
-def known(name: str, root: Path | None, score_draws: int = DRAWS) -> Known:
-    case = next(case for case in all_cases(root) if case.name == name)
+def known(name: str, root: Path | None, score_draws: int | None = None) -> Known:
+    case = dict(builders(root))[name]()
+    assert case is not None
     fit = GaussianFit(case.model, case.rows)
-    return Known(case, fit, Yardstick(case.model, case.rows, fit.gaussian, UNSEEN, score_draws))
-
-
-def cells_of(
-    task: Task, root: Path | None, peer: Path | None, limit: float, score_draws: int
-) -> dict[int, dict[str, Any]]:
-    """size -> what was measured."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    about = known(task.problem, root, score_draws)
-    if task.side == "ours":
-        (size,) = task.sizes
-        return {size: _ours(about, task.method, size, task.seed, limit)}
-    assert peer is not None
-    return dict(_peer(about, task, peer))
+    draws = score_draws or MORE_DRAWS.get(name, DRAWS)
+    first = Yardstick(case.model, case.rows, fit.gaussian, UNSEEN, draws)
+    others = 0 if case.model.has_gaussian_posterior else OTHERS
+    return Known(case, fit, (first, *(replace(first, seed=UNSEEN + 1 + index) for index in range(others))))
 
 
 def _ours(about: Known, method: str, size: int, seed: int, limit: float) -> dict[str, Any]:
-    case, fit, score = about
+    case = about.case
     began = time.process_time()
     try:
         with processor_seconds(limit):
-            coreset = construct(case.rows, fit, method, model=case.model, size=size, seed=seed, progress=Silent())
+            coreset = construct(case.rows, about.fit, method, model=case.model, size=size, seed=seed, progress=Silent())
     except TimeoutError:
         return {"kl": None, "too_long": limit}
+    except (PseudocoresetsError, RuntimeError, ArithmeticError, ValueError) as error:
+        return {"kl": math.inf, "failure": f"{type(error).__name__}: {error}"}
     seconds = time.process_time() - began
-    cell = {"kl": score.divergence(coreset.points), "processor_seconds": seconds}
+    cell = about.scored(coreset.points) | {"processor_seconds": seconds}
     checked = coreset.configuration.get(CHECKED)
     if checked is not None:
         cell |= {"returned": checked["returned"], "own": checked["kl"].get(OWN)}
@@ -364,19 +436,19 @@ def processor_seconds(limit: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def _peer(about: Known, task: Task, folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _peer(about: Known, task: Task, method: str, folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     import bayesiancoresets as bc
 
     bc.util.set_verbosity("error")
     try:
-        built = build_with_peer(bc, ModelSide(about.case), task.method, task.sizes, task.seed, None)
+        built = build_with_peer(bc, ModelSide(about.case), method, task.sizes, task.seed, None)
     except (ValueError, ArithmeticError, np.linalg.LinAlgError, DivergenceError) as error:
         yield from ((size, {"kl": math.inf, "failure": str(error)}) for size in task.sizes)
         return
     for size, points, seconds in built:
-        yield size, {"kl": about.score.divergence(points) if len(points) else math.inf, **seconds}
+        yield size, (about.scored(points) if len(points) else {"kl": math.inf}) | seconds
 
 
 def verdict(cells: dict[str, Any], size: str) -> dict[str, Any] | None:
@@ -450,6 +522,7 @@ def summary(problems: dict[str, Any]) -> dict[str, Any]:
         "problems_and_sizes": len(verdicts),
         "cells_of_ours": len(cells),
         "too_long": sum("too_long" in cell for cell in cells),
+        "failures": sum("failure" in cell for cell in cells),
         "problems_and_sizes_by_method_and_seeds": {
             name: Counter(str(each["seeds"].get(name, 0)) for each in verdicts) for name in methods
         },
@@ -471,49 +544,146 @@ def about_method(method: str, problems: dict[str, Any]) -> dict[str, Any]:
         for size, each in problem.get("verdict", {}).items()
         if method in each["seeds"]
     ]
-    pairs = [(each["medians"]["ours"][method], min(each["medians"]["peer"].values())) for _, each in verdicts]
+    pairs = [
+        (each["medians"]["ours"][method], min(each["medians"]["peer"].values()))
+        for _, each in verdicts
+        if "peer" in each["medians"]
+    ]
+    ratios = [max(ours, EQUAL) / max(peer, EQUAL) for ours, peer in pairs]
     own = [cell.get("returned") == OWN for cells, _ in verdicts for cell in cells.values()]
-    seconds = [cell["processor_seconds"] for cells, _ in verdicts for cell in cells.values() if "too_long" not in cell]
+    seconds = [
+        cell["processor_seconds"] for cells, _ in verdicts for cell in cells.values() if "processor_seconds" in cell
+    ]
     return {
-        "pairs": len(pairs),
+        "pairs": len(verdicts),
+        "pairs_beside_peer": len(pairs),
         "no_worse_than_peer": sum(ours <= peer + EQUAL for ours, peer in pairs),
-        "median_ratio_to_peer": statistics.median(max(ours, EQUAL) / max(peer, EQUAL) for ours, peer in pairs),
+        "median_ratio_to_peer": statistics.median(ratios) if ratios else None,
         "largest_ratio_to_simple": max(each["ratios"][method] for _, each in verdicts),
         "own_returned": sum(own) / len(own),
-        "median_processor_seconds": statistics.median(seconds),
+        "median_processor_seconds": statistics.median(seconds) if seconds else None,
     }
+
+
+class Rise(NamedTuple):
+    """The medians over seeds of a method at two neighbouring sizes of a problem."""
+
+    problem: str
+    sizes: tuple[int, int]
+    medians: tuple[float, float]
+    noise: float
+    """Standard error of their difference, as far as the draws that score are to blame."""
+
+    @property
+    def ratio(self) -> float:
+        fewer, more = (max(each, EQUAL) for each in self.medians)
+        return 1.0 if more == fewer else more / fewer
+
+    @property
+    def beyond_noise(self) -> bool:
+        fewer, more = self.medians
+        return more > fewer and more - fewer > EQUAL + 3 * self.noise
 
 
 def more_points(problems: dict[str, Any]) -> dict[str, Any]:
-    """By method: of pairs of neighbouring sizes with three seeds each, how many medians rise by more than a tenth."""
-    ratios: dict[str, list[float]] = {}
-    for problem in problems.values():
-        for method, by_size in problem["cells"].get("ours", {}).items():
-            known = [(int(size), measured(cells)) for size, cells in by_size.items()]
-            enough = sorted((size, statistics.median(each.values())) for size, each in known if len(each) > 2)
-            for (_, fewer), (_, more) in itertools.pairwise(enough):
-                ratios.setdefault(method, []).append(max(more, EQUAL) / max(fewer, EQUAL))
+    """For checked methods and simple ones: of pairs of neighbouring sizes, how many medians rise, and which."""
+    rises = list(neighbours(problems))
+    found: dict[str, Any] = {}
+    for kind, belongs in (("checked", lambda name: name not in SIMPLE), ("unchecked", lambda name: name in SIMPLE)):
+        of_kind = [(method, rise) for method, rise in rises if belongs(method)]
+        methods = sorted({method for method, _ in of_kind})
+        found[kind] = about_rises([rise for _, rise in of_kind]) | {
+            "methods": {name: about_rises([rise for method, rise in of_kind if method == name]) for name in methods}
+        }
+    return found
+
+
+def about_rises(rises: list[Rise]) -> dict[str, Any]:
+    """How many there are, how many too high, and these."""
+    high = [each for each in rises if each.ratio > CLEARLY or each.beyond_noise]
     return {
-        method: {"pairs": len(each), "worse": sum(ratio > 1.1 for ratio in each), "largest_ratio": max(each)}
-        for method, each in ratios.items()
+        "pairs": len(rises),
+        "worse": sum(each.ratio > CLEARLY for each in rises),
+        "beyond_noise": sum(each.beyond_noise for each in rises),
+        "worse_and_beyond_noise": sum(each.ratio > CLEARLY and each.beyond_noise for each in rises),
+        "largest_ratio": max((each.ratio for each in rises), default=None),
+        "which": [
+            f"{each.problem}: {each.medians[0]:.3g} at {each.sizes[0]}, {each.medians[1]:.3g} at {each.sizes[1]}"
+            f" (noise {each.noise:.1g})"
+            for each in sorted(high, key=lambda each: -each.ratio)
+        ],
     }
 
 
+def neighbours(problems: dict[str, Any]) -> Iterator[tuple[str, Rise]]:
+    """By method, of sizes that have three seeds."""
+    for name, problem in problems.items():
+        for method, by_size in problem["cells"].get("ours", {}).items():
+            known = [(int(size), measured(cells), cells) for size, cells in by_size.items()]
+            enough = sorted((size, *middle(each, cells)) for size, each, cells in known if len(each) > 2)
+            for (fewer, low, its_error), (more, high, error) in itertools.pairwise(enough):
+                yield method, Rise(name, (fewer, more), (low, high), math.hypot(its_error, error))
+
+
+def middle(values: dict[str, float], cells: dict[str, Any]) -> tuple[float, float]:
+    """The median over seeds, and the error of the cells that it is made of."""
+    order = sorted(values, key=lambda seed: values[seed])
+    half = order[(len(order) - 1) // 2 : len(order) // 2 + 1]
+    return statistics.median(values.values()), max(cells[seed].get("kl_error", 0.0) for seed in half)
+
+
 def tasks(cases: list[Case], options: argparse.Namespace) -> Iterator[Task]:
-    """Seed by seed and size by size, so that a run that is stopped has all problems with fewer of those."""
+    """Seed by seed, so that a run that is stopped has all problems with fewer of those; in each, the longest first."""
     for seed in range(options.seeds):
         if options.peer is not None:
             for case, each in itertools.product(cases, options.peer_methods):
-                sizes = tuple(size for size in options.sizes if size < len(case.rows))
-                yield Task(case.name, "peer", each, sizes, seed)
-        for size, case, each in itertools.product(options.sizes, cases, options.methods):
-            if size < len(case.rows):
-                yield Task(case.name, "ours", each, (size,), seed)
+                yield Task(case.name, "peer", (each,), sizes_of(case, options), seed)
+        pairs = [(case, size) for case in cases for size in sizes_of(case, options)]
+        for case, size in sorted(pairs, key=lambda pair: -work(*pair)):
+            for methods in grouped(options.methods):
+                yield Task(case.name, "ours", methods, (size,), seed)
 
 
-def is_there(task: Task, problems: dict[str, Any]) -> bool:
-    found = problems.get(task.problem, {}).get("cells", {}).get(task.side, {}).get(task.method, {})
-    return all(str(task.seed) in found.get(str(size), {}) for size in task.sizes)
+def sizes_of(case: Case, options: argparse.Namespace) -> tuple[int, ...]:
+    sizes = options.sizes or (MORE_SIZES if case.name in MORE_SIZES_OF else SIZES)
+    return tuple(size for size in sizes if size < len(case.rows))
+
+
+def work(case: Case, size: int) -> float:
+    """What a construction's time grows with; searches for pseudo-points end soon where posteriors are Gaussian."""
+    return (0.1 if case.model.has_gaussian_posterior else 1.0) * case.model.size * size
+
+
+def grouped(methods: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Few enough that little is lost where a run is stopped; those that share a start are together."""
+    for kind in (SOLVERS, LEARNERS):
+        yield tuple(name for name in methods if name in kind)
+    yield tuple(name for name in methods if name not in (*SOLVERS, *LEARNERS))
+
+
+def remaining(task: Task, problems: dict[str, Any]) -> Task:
+    """The methods of a task that the record lacks."""
+    cells = problems.get(task.problem, {}).get("cells", {}).get(task.side, {})
+    there = (
+        all(str(task.seed) in cells.get(method, {}).get(str(size), {}) for size in task.sizes)
+        for method in task.methods
+    )
+    return task._replace(methods=tuple(name for name, known in zip(task.methods, there, strict=True) if not known))
+
+
+@contextlib.contextmanager
+def spread(jobs: int) -> Iterator[Callable[[Measurement, list[Task]], Iterator[list[Cell]]]]:
+    """A map over processes, whose results come as soon as they are there; with one job, over this one."""
+    if jobs == 1:
+        yield lambda measure, waiting: map(measure, waiting)
+    else:
+        with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+            yield lambda measure, waiting: pool.imap_unordered(measure, waiting)
+
+
+def end(number: int, frame: FrameType | None) -> NoReturn:
+    """Be told to stop as if by an exception, so that what was found is written."""
+    sys.exit(128 + number)
 
 
 def main() -> None:
@@ -521,13 +691,13 @@ def main() -> None:
     parser.add_argument("--posteriordb", type=Path)
     parser.add_argument("--peer", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--sizes", type=lambda text: tuple(map(int, text.split(","))), default=SIZES)
+    parser.add_argument("--sizes", type=lambda text: tuple(map(int, text.split(","))), help="Of all problems.")
     parser.add_argument("--methods", type=lambda text: tuple(text.split(",")), default=OURS)
     parser.add_argument("--peer-methods", type=lambda text: tuple(text.split(",")), default=PEER)
     parser.add_argument("--problems", type=lambda text: text.split(";"), help="Names, separated by semicolons.")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=LIMIT, help="Processor seconds of a cell.")
-    parser.add_argument("--score-draws", type=int, default=DRAWS, help="Draws that score; all of a problem by as many.")
+    parser.add_argument("--score-draws", type=int, help="Draws that score; all of a problem by as many.")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     cases = list(all_cases(options.posteriordb))
@@ -544,31 +714,32 @@ def main() -> None:
             exact = fit_gaussian(case.model, case.rows)
             about["kl_reference_draws_to_exact"] = float(kl_divergence(case.reference, exact))
         problems.setdefault(case.name, about | {"cells": {}})
-    for problem in problems.values():
-        judge(problem)
-    waiting = [task for task in tasks(wanted, options) if not is_there(task, problems)]
+    waiting = [task for task in (remaining(task, problems) for task in tasks(wanted, options)) if task.methods]
     if waiting:
-        runs.append(provenance() | {"command": command})
-    record |= {"missing": missing, "summary": summary(problems)}
-    with processes(options.jobs) as mapper:
-        measure = partial(
-            cells_of,
-            root=options.posteriordb,
-            peer=options.peer,
-            limit=options.limit,
-            score_draws=options.score_draws,
-        )
-        for task, found in zip(waiting, mapper(measure, waiting), strict=True):
-            problem = problems[task.problem]
-            by_size = problem["cells"].setdefault(task.side, {}).setdefault(task.method, {})
-            for size, cell in found.items():
-                by_size.setdefault(str(size), {})[str(task.seed)] = cell | {"run": len(runs) - 1}
-                print(*task[:3], size, task.seed, cell["kl"], cell.get("returned", ""), flush=True)
+        runs.append(provenance(device=torch.device("cpu")) | {"command": command})
+    measure = Measurement(options.posteriordb, options.peer, options.limit, options.score_draws)
+    signal.signal(signal.SIGTERM, end)
+
+    def write() -> None:
+        for problem in problems.values():
             judge(problem)
-            record |= {"missing": missing, "summary": summary(problems)}
-            write_json(options.out, record)
-    write_json(options.out, record)
-    print(json.dumps(record["summary"], indent=2))
+        write_json(options.out, record | {"missing": missing, "summary": summary(problems)})
+
+    write()
+    written = time.monotonic()
+    try:
+        with spread(options.jobs) as mapper:
+            for cell in itertools.chain.from_iterable(mapper(measure, waiting)):
+                by_method = problems[cell.problem]["cells"].setdefault(cell.side, {}).setdefault(cell.method, {})
+                by_seed = by_method.setdefault(str(cell.size), {})
+                by_seed[str(cell.seed)] = cell.found | {"run": len(runs) - 1}
+                print(*cell[:5], cell.found["kl"], cell.found.get("returned", ""), flush=True)
+                if time.monotonic() - written > WRITE_SECONDS:
+                    write()
+                    written = time.monotonic()
+    finally:
+        write()
+    print(json.dumps(summary(problems), indent=2))
 
 
 if __name__ == "__main__":
