@@ -19,7 +19,7 @@ from pseudocoresets.backends.fused import FusedBackend, capture, head, norm
 from pseudocoresets.backends.fused.augmentation import FusedAugmentation, fused_augmentation
 from pseudocoresets.backends.fused.autograd import autograd_layout
 from pseudocoresets.backends.fused.chains import CapturedChains
-from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
+from pseudocoresets.backends.fused.convnet import PLAN, EnergyGradient, Plan, parameter_gradient
 from pseudocoresets.backends.fused.first_block import patches_of
 from pseudocoresets.backends.fused.layout import Layout, layout_of
 from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
@@ -87,14 +87,14 @@ def check(shape: tuple[int, int, int], depth: int, classes: int, images: int, so
     }
 
 
-def check_mean_energies() -> dict[str, float]:
+def check_mean_energies(plan: Plan) -> dict[str, float]:
     """The mean cross-entropy of a batch at two places, and its gradients, with convolutions of our own."""
     generator = torch.Generator().manual_seed(0)
     network = build_network("convnet:depth=3,width=16", (1, 32, 32), 10)
     layout = layout_of(network)
     assert isinstance(layout, Layout)
     thetas, x, y = network.initialise(0, 2), torch.randn(2, 1, 32, 32, generator=generator), torch.arange(2)
-    workspace = EnergyGradient(layout.widened(2), 2, CPU, torch.float32)
+    workspace = EnergyGradient(layout.widened(2), 2, CPU, torch.float32, plan)
     energies, gradients = parameter_gradient(workspace, thetas, x, y)
     wanted = [reference(network, theta, x, y, torch.full((2,), 0.5)) for theta in thetas]
     return {
@@ -125,6 +125,15 @@ def check_update() -> dict[str, float]:
         "gradient": float(gradient.abs().max()),
         "compact": float((compact - theta).abs().max()),
     }
+
+
+def check_kept_velocity(following_momentum: float) -> bool:
+    """Whether a step writes its velocity if the next one has this momentum."""
+    theta, velocity, gradient = (torch.ones(4) for _ in range(3))
+    rates, following = torch.tensor([0.1, 0.0, 0.0, 0.0]), torch.tensor([0.1, 0.0, 0.0, following_momentum])
+    gradient *= 5
+    head.update(theta, velocity, gradient, theta.clone(), rates, torch.tensor([7]), 1, following)
+    return bool((velocity == 5).all())
 
 
 class Stream:
@@ -164,6 +173,9 @@ class Residual(nn.Module):
         return self.classifier((x + F.leaky_relu(self.norm(self.branch(x)))).amax((2, 3)))
 
 
+TOGETHER = Plan("late", streams=2, returning=True, joined=True, forgets=True)
+"""Everything that is computed by other kernels than usual."""
+
 CONVNET = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
 OTHERS = [
     build_network("convnet:depth=2,width=8,norm=group,pooling=max,activation=leaky-relu", (3, 8, 8), 10),
@@ -171,7 +183,7 @@ OTHERS = [
 ]
 
 
-def check_chains(network: Network, shared: bool, soft: bool, momentum: float) -> dict[str, float]:
+def check_chains(network: Network, shared: bool, soft: bool, momentum: float, plan: Plan = PLAN) -> dict[str, float]:
     """Two steps of three chains without noise, on the same images or each on its own, against autograd."""
     chains, images, steps, step_size, decay = 3, 2, 2, 0.1, 0.01
     generator = torch.Generator().manual_seed(0)
@@ -183,7 +195,7 @@ def check_chains(network: Network, shared: bool, soft: bool, momentum: float) ->
     y = torch.rand(images, 10, generator=generator).softmax(-1) if soft else torch.arange(images)
     factors = torch.rand(images, generator=generator)
     with mock.patch.multiple(torch.cuda, **CUDA), torch.no_grad():  # as a capture has it
-        runner = CapturedChains(layout, (3, 8, 8), chains, images, steps, soft, shared, CPU, torch.float32)
+        runner = CapturedChains(layout, (3, 8, 8), chains, images, steps, soft, shared, CPU, torch.float32, plan)
         runner.set_position(start)
         runner.set_rates(Rates(step_size, momentum=momentum), decay)
         runner.set_labels(y, factors)
@@ -531,10 +543,11 @@ if __name__ == "__main__":
             check((3, 8, 8), 2, 20, 3, soft=False),
         ],
         "norms": [check_norm((3, 24, 5, 3), 6), check_norm((2, 16, 4, 4), 16), check_norm((2, 8, 4, 4), 1)],
-        "mean energies": check_mean_energies(),
+        "mean energies": [check_mean_energies(each) for each in (PLAN, TOGETHER)],
         "chains": [
             check_chains(CONVNET, shared=True, soft=True, momentum=0.8),
             check_chains(CONVNET, shared=False, soft=False, momentum=0.0),
+            check_chains(CONVNET, shared=True, soft=True, momentum=0.8, plan=TOGETHER),
         ],
         "chains by autograd": [check_chains(each, soft, soft, 0.8) for each in OTHERS for soft in (True, False)],
         "bfloat16": [each for network in OTHERS for chains in (1, 2) for each in check_bfloat16(network, chains)],
@@ -557,5 +570,6 @@ if __name__ == "__main__":
         "matching": [check_matching(False, 1, 1), check_matching(True, 2, 0)],
         "unroll": check_unroll(0.9),
         "update": check_update(),
+        "kept velocities": [check_kept_velocity(momentum) for momentum in (0.0, 0.9)],
     }
     sys.stdout.write(json.dumps(found))

@@ -16,7 +16,7 @@ from torch import Tensor
 from pseudocoresets.backends.fused.augmentation import fused_augmentation
 from pseudocoresets.backends.fused.autograd import AutogradGradient, AutogradLayout, Images
 from pseudocoresets.backends.fused.capture import captured
-from pseudocoresets.backends.fused.convnet import EnergyGradient
+from pseudocoresets.backends.fused.convnet import PLAN, EnergyGradient, Plan
 from pseudocoresets.backends.fused.first_block import Patches, empty_patches
 from pseudocoresets.backends.fused.head import update
 from pseudocoresets.backends.fused.layout import Layout
@@ -45,6 +45,7 @@ class CapturedChains:
         shared: bool,
         device: torch.device,
         dtype: torch.dtype = torch.bfloat16,
+        plan: Plan = PLAN,
     ) -> None:
         self.chains, self.images, self.steps = chains, images, steps
         self._layout = layout = layout.widened(chains) if shared else layout
@@ -60,7 +61,7 @@ class CapturedChains:
         self._energies = torch.zeros(rows, steps, images * layout.chains, device=device)
         self._rates = torch.zeros(steps, 4, device=device)
         self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
-        self._workspaces = [gradient_workspace(layout, images, device, dtype) for _ in range(rows)]
+        self._workspaces = [gradient_workspace(layout, images, device, dtype, plan) for _ in range(rows)]
         self._streams = [torch.cuda.Stream(device) for _ in range(rows)]
         self._graph = self._capture()
 
@@ -101,8 +102,11 @@ class CapturedChains:
         self._inputs.fill(x)
 
     def _steps_of(self, row: int, steps: int) -> None:
+        workspace = self._workspaces[row]
+        early = isinstance(workspace, EnergyGradient) and workspace.plan.early and not workspace.branches
+        forgets = isinstance(workspace, EnergyGradient) and workspace.plan.forgets
         for step in range(steps):
-            self._workspaces[row].accumulate(
+            workspace.accumulate(
                 self._theta[row],
                 self._compact[row],
                 self._inputs.at(row, step),
@@ -119,6 +123,8 @@ class CapturedChains:
                 self._rates[step],
                 self._seeds,
                 step * self._rows + row,
+                self._rates[step + 1] if forgets and step + 1 < steps else None,
+                early,
             )
 
     def _all_steps(self) -> None:
@@ -176,11 +182,11 @@ def room_for_images(
 
 
 def gradient_workspace(
-    layout: Layout | AutogradLayout, images: int, device: torch.device, dtype: torch.dtype
+    layout: Layout | AutogradLayout, images: int, device: torch.device, dtype: torch.dtype, plan: Plan = PLAN
 ) -> Workspace:
     """What computes a chain's gradient: the fused kernels where they know the network, else autograd."""
     if isinstance(layout, Layout):
-        return EnergyGradient(layout, images, device, dtype)
+        return EnergyGradient(layout, images, device, dtype, plan)
     return AutogradGradient(layout)
 
 

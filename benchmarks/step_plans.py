@@ -1,0 +1,275 @@
+"""What a step of a chain costs on a GPU under each plan of its kernels, and whether each gives the same parameters.
+
+    python benchmarks/step_plans.py --out step_plans.json
+
+For CIFAR-10's shapes and the ConvNet D3W128: one chain of ten images, eight chains of ten, and one of a hundred. Every
+variant is first tried in a process of its own, where its kernels are compiled. Microseconds per step are the median of
+several rounds, in which all variants take turns, of the median of several replays of a graph of 20 steps, and in
+brackets the least and the greatest of the rounds.
+
+``error`` is how far the parameters are from the default's after those steps without noise, relative to how far these
+moved. Each of the six activations and gradients of them that are stored in bfloat16 may be another rounding, 2^-8 in
+relative terms, so that sqrt(6) 2^-8 is allowed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import TimeoutError as TookTooLong
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from pseudocoresets.backends.fused import small_blocks
+from pseudocoresets.backends.fused.capture import cudnn_benchmark, without_collection
+from pseudocoresets.backends.fused.chains import CapturedChains
+from pseudocoresets.backends.fused.convnet import Plan
+from pseudocoresets.backends.fused.layout import Layout, layout_of
+from pseudocoresets.backends.fused.small_blocks import Tile
+from pseudocoresets.core.seeds import Randomness
+from pseudocoresets.core.state import Rates
+from pseudocoresets.models.networks import build_network
+from pseudocoresets.workflows.provenance import provenance
+
+SHAPE = (3, 32, 32)
+SIZES = ((1, 10), (8, 10), (1, 100))
+"""Chains and images."""
+STEPS = 20
+REPLAYS, ROUNDS = 15, 4
+TOLERANCE = math.sqrt(6) * 2**-8
+GREATEST_PRIORITY = -1
+SECONDS_TO_TRY = 60
+NOISY, STILL = Rates(1e-4, noise=1.0), Rates(1e-3, momentum=0.5)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A plan, whether its main line goes before what is beside it, and other tiles."""
+
+    plan: Plan = field(default_factory=Plan)
+    first: bool = False
+    patches: tuple[tuple[str, Any], ...] = ()
+    sizes: tuple[tuple[int, int], ...] = SIZES
+
+    @contextmanager
+    def patched(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for name, value in self.patches:
+                value = Always(value) if isinstance(value, Tile) else value
+                stack.enter_context(mock.patch.object(small_blocks, name, value))
+            yield
+
+
+@dataclass(frozen=True)
+class Always:
+    """A choice of tiles that does not depend on anything."""
+
+    tile: Tile
+
+    def __call__(self, *_: int) -> Tile:
+        return self.tile
+
+
+EVERYWHERE = ("MOST_VALUES", 10_240)
+EIGHT = ((8, 10),)
+FEW = ((1, 10),)
+ALL_TOGETHER: dict[str, Any] = {"returning": True, "joined": True}
+VARIANTS = {
+    "default": Variant(),
+    "default again": Variant(),
+    "priority": Variant(first=True),
+    "late": Variant(Plan("late")),
+    "late, 3 streams": Variant(Plan("late", streams=3)),
+    "late, 3 streams, priority": Variant(Plan("late", streams=3), first=True),
+    "at once, 3 streams, priority": Variant(Plan(streams=3), first=True),
+    "in line": Variant(Plan("in line")),
+    "weights of 4 stages": Variant(patches=(("_weight_tile", Tile(64, 64, 4, 4)),), sizes=(*FEW, *EIGHT)),
+    "weights of 128": Variant(patches=(("_weight_tile", Tile(128, 64, 8, 3)),), sizes=EIGHT),
+    "weights of 128, 4 warps": Variant(patches=(("_weight_tile", Tile(128, 64, 4, 3)),), sizes=EIGHT),
+    "weights of 128, late, 3 streams, priority": Variant(
+        Plan("late", streams=3), True, (("_weight_tile", Tile(128, 64, 8, 3)),), EIGHT
+    ),
+    "returning": Variant(Plan(returning=True)),
+    "joined": Variant(Plan(joined=True), sizes=FEW),
+    "forgets": Variant(Plan(forgets=True)),
+    "returning, joined, in line": Variant(Plan("in line", **ALL_TOGETHER), sizes=FEW),
+    "returning, joined, late, 3 streams, priority": Variant(Plan("late", streams=3, **ALL_TOGETHER), first=True),
+    "small blocks of 32": Variant(
+        patches=(EVERYWHERE, ("_up_tile", Tile(32, 64, 4, 2)), ("_down_tile", Tile(32, 128, 4, 3))), sizes=EIGHT
+    ),
+    "small blocks of 64": Variant(
+        patches=(EVERYWHERE, ("_up_tile", Tile(64, 64, 8, 2)), ("_down_tile", Tile(64, 64, 4, 3))), sizes=EIGHT
+    ),
+    "down by 32": Variant(patches=(("_down_tile", Tile(32, 128, 4, 3)),), sizes=FEW),
+    "down by 64 terms": Variant(patches=(("_down_tile", Tile(16, 64, 4, 4)),), sizes=FEW),
+    "early, in line": Variant(Plan("in line", early=True)),
+    "early, at once": Variant(Plan(early=True)),
+    "early, late, 3 streams, priority": Variant(Plan("late", streams=3, early=True), first=True),
+    "early, returning, joined, in line": Variant(Plan("in line", early=True, **ALL_TOGETHER)),
+    "early, returning, joined, late, 3 streams, priority": Variant(
+        Plan("late", streams=3, early=True, **ALL_TOGETHER), first=True
+    ),
+    "early, returning, joined, at once, priority": Variant(Plan(early=True, **ALL_TOGETHER), first=True),
+}
+
+
+class Run:
+    """A variant's graph of ``STEPS`` steps."""
+
+    def __init__(self, variant: Variant, chains: int, images: int) -> None:
+        device = torch.device("cuda")
+        network = build_network("convnet:depth=3,width=128", SHAPE, 10)
+        layout = layout_of(network)
+        assert isinstance(layout, Layout)
+        with variant.patched(), mock.patch.object(CapturedChains, "_capture", capturing(variant)):
+            self._runner = CapturedChains(
+                layout.to(device), SHAPE, chains, images, STEPS, False, True, device, plan=variant.plan
+            )
+        self._start = network.initialise(0, chains).to(device)
+        generator = torch.Generator("cuda").manual_seed(0)
+        x = torch.randn(1, STEPS, images, *SHAPE, device=device, generator=generator)
+        self._runner._fill(x, None, Randomness.for_purpose(0))
+        self._runner.set_labels(
+            torch.arange(images, device=device) % 10, torch.full((images,), 1 / images, device=device)
+        )
+
+    def parameters(self) -> torch.Tensor:
+        """How far the chains move without noise."""
+        self._runner.set_position(self._start)
+        self._runner.set_rates(STILL, 0.0)
+        self._runner._graph.replay()
+        return self._runner.position() - self._start
+
+    def microseconds(self) -> float:
+        self._runner.set_position(self._start)
+        self._runner.set_rates(NOISY, 0.0)
+        found = []
+        for _ in range(REPLAYS):
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            events[0].record()
+            self._runner._graph.replay()
+            events[1].record()
+            torch.cuda.synchronize()
+            found.append(1e3 * events[0].elapsed_time(events[1]))
+        return statistics.median(found) / STEPS
+
+
+def capturing(variant: Variant) -> Callable[[CapturedChains], torch.cuda.CUDAGraph]:
+    """In place of a capture that knows no priority."""
+
+    def capture(runner: CapturedChains) -> torch.cuda.CUDAGraph:
+        stream = torch.cuda.Stream(priority=GREATEST_PRIORITY if variant.first else 0)
+        with torch.no_grad(), cudnn_benchmark(), without_collection():
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                runner._steps_of(0, STEPS)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream):
+                runner._all_steps()
+        return graph
+
+    return capture
+
+
+def trial(name: str, size: tuple[int, int]) -> str:
+    """What goes wrong with a variant, if anything does."""
+    try:
+        run = Run(VARIANTS[name], *size)
+        return "" if bool(run.parameters().isfinite().all()) else "not finite"
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error).strip()[:200]}"
+
+
+def tried(processes: int) -> tuple[list[tuple[str, tuple[int, int]]], dict[str, str]]:
+    """What can be measured, and what cannot."""
+    jobs = [(name, size) for name, variant in VARIANTS.items() for size in variant.sizes]
+    jobs.sort(key=lambda job: (-job[1][0], job[1][1]))
+    good, bad = [], {}
+    pool = ProcessPoolExecutor(processes, mp_context=torch.multiprocessing.get_context("spawn"))
+    futures = {job: pool.submit(trial, *job) for job in jobs}
+    end = time.monotonic() + SECONDS_TO_TRY
+    for job, future in futures.items():
+        try:
+            problem = future.result(max(0.1, end - time.monotonic()))
+        except (TookTooLong, OSError, RuntimeError) as error:  # a hang, or a process that died
+            problem = f"{type(error).__name__} {error}"
+        if problem:
+            bad[str(job)] = problem
+            print(job, problem, flush=True)
+        else:
+            good.append(job)
+    pool.shutdown(wait=False, cancel_futures=True)
+    return good, bad
+
+
+def measured(names: list[str], size: tuple[int, int]) -> Iterator[dict[str, Any]]:
+    """Rows of these variants, of which the first is the one that they are compared with."""
+    runs = {name: Run(VARIANTS[name], *size) for name in names}
+    wanted = runs[names[0]].parameters()
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(ROUNDS):
+        for name, run in runs.items():
+            times[name].append(run.microseconds())
+    for name, run in runs.items():
+        error = float((run.parameters() - wanted).norm() / wanted.norm())
+        yield {
+            "chains": size[0],
+            "images": size[1],
+            "variant": name,
+            "us": round(statistics.median(times[name]), 1),
+            "least": round(min(times[name]), 1),
+            "greatest": round(max(times[name]), 1),
+            "error": error,
+            "agrees": error <= TOLERANCE,
+        }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """One line for each variant, with microseconds at each size."""
+    lines = [f"{'variant':<54}" + "".join(f"{f'{chains} x {images}':>24}" for chains, images in SIZES)]
+    for name in VARIANTS:
+        line = f"{name:<54}"
+        for chains, images in SIZES:
+            found = [r for r in rows if (r["chains"], r["images"], r["variant"]) == (chains, images, name)]
+            text = "".join(f"{r['us']} ({r['least']}-{r['greatest']}){'' if r['agrees'] else ' WRONG'}" for r in found)
+            line += f"{text:>24}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--processes", type=int, default=15, help="that try the variants before they are measured")
+    options = parser.parse_args()
+    start = time.monotonic()
+    jobs, problems = tried(options.processes)
+    print(f"tried after {time.monotonic() - start:.0f} s", flush=True)
+    rows: list[dict[str, Any]] = []
+    for size in SIZES:
+        names = sorted((name for name, of in jobs if of == size), key=list(VARIANTS).index)
+        try:
+            rows.extend(measured(names, size))
+        except Exception as error:  # what was measured before is kept
+            problems[str(size)] = f"{type(error).__name__}: {str(error)[:200]}"
+            print(size, problems[str(size)], flush=True)
+        record = {**provenance(), "tolerance": TOLERANCE, "problems": problems, "rows": rows}
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"{table(rows)}\nall after {time.monotonic() - start:.0f} s", flush=True)
+    os._exit(0)  # a variant that hangs in a process of its own is not waited for
+
+
+if __name__ == "__main__":
+    main()
