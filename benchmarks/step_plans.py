@@ -26,7 +26,7 @@ from concurrent.futures import TimeoutError as TookTooLong
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from unittest import mock
 
 import torch
@@ -36,11 +36,13 @@ from pseudocoresets.backends.fused.capture import cudnn_benchmark, without_colle
 from pseudocoresets.backends.fused.chains import CapturedChains
 from pseudocoresets.backends.fused.convnet import Plan
 from pseudocoresets.backends.fused.layout import Layout, layout_of
-from pseudocoresets.backends.fused.small_blocks import Tile
+from pseudocoresets.backends.fused.small_blocks import Tile, WeightTile
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
 from pseudocoresets.models.networks import build_network
 from pseudocoresets.workflows.provenance import provenance
+
+Job: TypeAlias = tuple[str, tuple[int, int]]
 
 SHAPE = (3, 32, 32)
 SIZES = ((1, 10), (8, 10), (1, 100))
@@ -49,7 +51,7 @@ STEPS = 20
 REPLAYS, ROUNDS = 15, 4
 TOLERANCE = math.sqrt(6) * 2**-8
 GREATEST_PRIORITY = -1
-SECONDS_TO_TRY = 60
+SECONDS_TO_TRY, SECONDS_TO_TRY_AGAIN = 45, 15
 NOISY, STILL = Rates(1e-4, noise=1.0), Rates(1e-3, momentum=0.5)
 
 
@@ -82,45 +84,69 @@ class Always:
 
 
 EVERYWHERE = ("MOST_VALUES", 10_240)
-EIGHT = ((8, 10),)
-FEW = ((1, 10),)
-ALL_TOGETHER: dict[str, Any] = {"returning": True, "joined": True}
+FEW, EIGHT = ((1, 10),), ((8, 10),)
+LATE: dict[str, Any] = {"weights": "late", "streams": 3}
+BOTH: dict[str, Any] = {"returning": True, "joined": True}
+EACH: dict[str, Any] = {"returning": True, "stepping": True, "forgets": True}
+
+
+def weights_by(rows: int, columns: int, splits: int, warps: int, stages: int) -> tuple[tuple[str, Any], ...]:
+    return (("WEIGHT_TILE", WeightTile(rows, columns, 64, splits, warps, stages)),)
+
+
+def small_by(up: Tile, down: Tile) -> tuple[tuple[str, Any], ...]:
+    return EVERYWHERE, ("_up_tile", up), ("_down_tile", down)
+
+
+WIDE, WIDEST = weights_by(128, 64, 1, 8, 3), weights_by(128, 128, 256, 8, 3)
 VARIANTS = {
     "default": Variant(),
     "default again": Variant(),
+    # when gradients of weights run
     "priority": Variant(first=True),
     "late": Variant(Plan("late")),
-    "late, 3 streams": Variant(Plan("late", streams=3)),
-    "late, 3 streams, priority": Variant(Plan("late", streams=3), first=True),
+    "late, 3 streams": Variant(Plan(**LATE)),
+    "late, 3 streams, priority": Variant(Plan(**LATE), first=True),
     "at once, 3 streams, priority": Variant(Plan(streams=3), first=True),
     "in line": Variant(Plan("in line")),
-    "weights of 4 stages": Variant(patches=(("_weight_tile", Tile(64, 64, 4, 4)),), sizes=(*FEW, *EIGHT)),
-    "weights of 128": Variant(patches=(("_weight_tile", Tile(128, 64, 8, 3)),), sizes=EIGHT),
-    "weights of 128, 4 warps": Variant(patches=(("_weight_tile", Tile(128, 64, 4, 3)),), sizes=EIGHT),
-    "weights of 128, late, 3 streams, priority": Variant(
-        Plan("late", streams=3), True, (("_weight_tile", Tile(128, 64, 8, 3)),), EIGHT
+    # tiles
+    "weights of 4 stages": Variant(patches=weights_by(64, 64, 256, 4, 4), sizes=(*FEW, *EIGHT)),
+    "weights by half as many programs": Variant(patches=weights_by(64, 64, 128, 4, 3), sizes=FEW),
+    "weights of 128 x 64": Variant(patches=WIDE, sizes=EIGHT),
+    "weights of 128 x 128": Variant(patches=WIDEST, sizes=EIGHT),
+    "down by 32": Variant(patches=(("_down_tile", Tile(32, 128, 4, 3)),), sizes=FEW),
+    "down by 64 terms": Variant(patches=(("_down_tile", Tile(16, 64, 4, 4)),), sizes=FEW),
+    "small blocks of 32": Variant(patches=small_by(Tile(32, 64, 4, 2), Tile(32, 128, 4, 3)), sizes=EIGHT),
+    "small blocks of 64": Variant(patches=small_by(Tile(64, 64, 8, 2), Tile(64, 64, 4, 3)), sizes=EIGHT),
+    "small blocks of 64, read through L1": Variant(
+        patches=small_by(Tile(64, 64, 8, 1), Tile(64, 64, 4, 1)), sizes=EIGHT
     ),
+    # other kernels
     "returning": Variant(Plan(returning=True)),
     "joined": Variant(Plan(joined=True), sizes=FEW),
     "forgets": Variant(Plan(forgets=True)),
-    "returning, joined, in line": Variant(Plan("in line", **ALL_TOGETHER), sizes=FEW),
-    "returning, joined, late, 3 streams, priority": Variant(Plan("late", streams=3, **ALL_TOGETHER), first=True),
-    "small blocks of 32": Variant(
-        patches=(EVERYWHERE, ("_up_tile", Tile(32, 64, 4, 2)), ("_down_tile", Tile(32, 128, 4, 3))), sizes=EIGHT
-    ),
-    "small blocks of 64": Variant(
-        patches=(EVERYWHERE, ("_up_tile", Tile(64, 64, 8, 2)), ("_down_tile", Tile(64, 64, 4, 3))), sizes=EIGHT
-    ),
-    "down by 32": Variant(patches=(("_down_tile", Tile(32, 128, 4, 3)),), sizes=FEW),
-    "down by 64 terms": Variant(patches=(("_down_tile", Tile(16, 64, 4, 4)),), sizes=FEW),
-    "early, in line": Variant(Plan("in line", early=True)),
+    "stepping": Variant(Plan(stepping=True), sizes=EIGHT),
+    "stepping, 128 x 64": Variant(Plan(stepping=True), patches=WIDE, sizes=EIGHT),
+    "stepping, 64 x 64 of 4 stages": Variant(Plan(stepping=True), patches=weights_by(64, 64, 1, 4, 4), sizes=EIGHT),
+    # together
+    "returning, joined, in line": Variant(Plan("in line", **BOTH), sizes=FEW),
+    "returning, joined, at once, priority": Variant(Plan(**BOTH), first=True, sizes=FEW),
+    "returning, joined, late, 3 streams, priority": Variant(Plan(**LATE, **BOTH), first=True, sizes=FEW),
+    "each, at once": Variant(Plan(**EACH), patches=WIDE, sizes=EIGHT),
+    "each, at once, priority": Variant(Plan(**EACH), True, WIDE, EIGHT),
+    "each, late, 3 streams, priority": Variant(Plan(**LATE, **EACH), True, WIDE, EIGHT),
+    "each, in line": Variant(Plan("in line", **EACH), patches=WIDE, sizes=EIGHT),
+    # kernels launched early
     "early, at once": Variant(Plan(early=True)),
-    "early, late, 3 streams, priority": Variant(Plan("late", streams=3, early=True), first=True),
-    "early, returning, joined, in line": Variant(Plan("in line", early=True, **ALL_TOGETHER)),
+    "early, in line": Variant(Plan("in line", early=True)),
+    "early, late, 3 streams, priority": Variant(Plan(early=True, **LATE), first=True),
+    "early, returning, joined, at once, priority": Variant(Plan(early=True, **BOTH), first=True, sizes=FEW),
+    "early, returning, joined, in line": Variant(Plan("in line", early=True, **BOTH), sizes=FEW),
     "early, returning, joined, late, 3 streams, priority": Variant(
-        Plan("late", streams=3, early=True, **ALL_TOGETHER), first=True
+        Plan(early=True, **LATE, **BOTH), first=True, sizes=FEW
     ),
-    "early, returning, joined, at once, priority": Variant(Plan(early=True, **ALL_TOGETHER), first=True),
+    "early, each, at once, priority": Variant(Plan(early=True, **EACH), True, WIDE, EIGHT),
+    "early, each, in line": Variant(Plan("in line", early=True, **EACH), patches=WIDE, sizes=EIGHT),
 }
 
 
@@ -192,26 +218,19 @@ def trial(name: str, size: tuple[int, int]) -> str:
         return f"{type(error).__name__}: {str(error).strip()[:200]}"
 
 
-def tried(processes: int) -> tuple[list[tuple[str, tuple[int, int]]], dict[str, str]]:
-    """What can be measured, and what cannot."""
-    jobs = [(name, size) for name, variant in VARIANTS.items() for size in variant.sizes]
-    jobs.sort(key=lambda job: (-job[1][0], job[1][1]))
-    good, bad = [], {}
-    pool = ProcessPoolExecutor(processes, mp_context=torch.multiprocessing.get_context("spawn"))
+def tried(jobs: list[Job], processes: int, seconds: float, lives: int | None = None) -> dict[Job, str]:
+    """What goes wrong with each job; nothing, for those that can be measured."""
+    context = torch.multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, context, torch.set_num_threads, (1,), max_tasks_per_child=lives)
     futures = {job: pool.submit(trial, *job) for job in jobs}
-    end = time.monotonic() + SECONDS_TO_TRY
+    end, found = time.monotonic() + seconds, {}
     for job, future in futures.items():
         try:
-            problem = future.result(max(0.1, end - time.monotonic()))
+            found[job] = future.result(max(0.1, end - time.monotonic()))
         except (TookTooLong, OSError, RuntimeError) as error:  # a hang, or a process that died
-            problem = f"{type(error).__name__} {error}"
-        if problem:
-            bad[str(job)] = problem
-            print(job, problem, flush=True)
-        else:
-            good.append(job)
+            found[job] = f"{type(error).__name__} {error}"
     pool.shutdown(wait=False, cancel_futures=True)
-    return good, bad
+    return found
 
 
 def measured(names: list[str], size: tuple[int, int]) -> Iterator[dict[str, Any]]:
@@ -255,11 +274,16 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=15, help="that try the variants before they are measured")
     options = parser.parse_args()
     start = time.monotonic()
-    jobs, problems = tried(options.processes)
-    print(f"tried after {time.monotonic() - start:.0f} s", flush=True)
+    jobs: list[Job] = [(name, size) for name, variant in VARIANTS.items() for size in variant.sizes]
+    found = tried(jobs, options.processes, SECONDS_TO_TRY)
+    failed = [job for job in jobs if found[job]]
+    if failed:  # one error of a device's is all that its process sees from then on
+        found |= tried(failed, options.processes, SECONDS_TO_TRY_AGAIN, lives=1)
+    problems = {str(job): problem for job, problem in found.items() if problem}
+    print(*problems.items(), f"tried after {time.monotonic() - start:.0f} s", sep="\n", flush=True)
     rows: list[dict[str, Any]] = []
     for size in SIZES:
-        names = sorted((name for name, of in jobs if of == size), key=list(VARIANTS).index)
+        names = [name for name, of in jobs if of == size and not found[name, of]]
         try:
             rows.extend(measured(names, size))
         except Exception as error:  # what was measured before is kept

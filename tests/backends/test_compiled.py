@@ -74,7 +74,7 @@ def launch_gradients(images: int, chains: int) -> None:
     patches = patches_of(zeros(images, *shape), layout, torch.bfloat16)
     energies, factors, dx = zeros(images * chains), zeros(images), zeros(images, *shape)
     workspace.accumulate(theta, compact, patches, zeros(images, 10), factors, gradient, energies, dx)
-    head.update(theta, velocity, gradient, compact, zeros(4), zeros(1, dtype=torch.int64), 1)
+    head.update(head.Step(theta, velocity, compact, zeros(4), zeros(1, dtype=torch.int64), 1), gradient)
     features = workspace.features(theta, compact, patches, of_layers=True)
     workspace.feature_gradient(theta, compact, patches, features)
 
@@ -89,8 +89,10 @@ def launch_plan(images: int, chains: int, plan: Plan) -> None:
     theta, gradient = zeros(layout.size), zeros(layout.size)
     compact, patches = theta.to(torch.bfloat16), patches_of(zeros(images, *shape), layout, torch.bfloat16)
     energies, factors = zeros(images * chains), zeros(images)
-    workspace.accumulate(theta, compact, patches, zeros(images, 10), factors, gradient, energies)
-    head.update(theta, theta, gradient, compact, zeros(4), zeros(1, dtype=torch.int64), 1, zeros(4), plan.early)
+    step = head.Step(theta, zeros(layout.size), compact, zeros(4), zeros(1, dtype=torch.int64), 1, zeros(4))
+    given = (theta, compact, patches, zeros(images, 10), factors, gradient, energies)
+    workspace.accumulate(*given, step=step if workspace.steps_itself else None)
+    head.update(step, gradient, plan.early, workspace.others)
 
 
 def launch_adjoint(chains: int) -> None:
@@ -137,6 +139,7 @@ def test_every_kernel_compiles_and_fits(compiled: set[str]) -> None:
     launch_gradients(images=2, chains=1)
     early = driver.active.get_current_target().arch >= 90
     launch_plan(2, 1, Plan("in line", early=early, returning=True, joined=True))
+    launch_plan(10, 8, Plan("in line", early=early, returning=True, stepping=True))
     launch_adjoint(chains=2)
     launch_augmentation((3, 32, 32), images=10)
     launch_norms(100, 128, 32, 4, torch.bfloat16)

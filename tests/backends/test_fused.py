@@ -83,7 +83,10 @@ def test_kernels_agree_with_autograd_when_interpreted() -> None:
     assert update["move"] < 1e-5
     assert update["gradient"] == 0
     assert update["compact"] == 0
-    for noise in (update, found["noise"]):
+    noise_of_stepping = found["stepping"].pop("noise")
+    for differences in found["stepping"].values():
+        assert max(differences.values()) < FLOAT32_ROUNDING, differences
+    for noise in (update, found["noise"], noise_of_stepping):
         assert abs(noise["mean"]) < STANDARD_ERRORS
         assert abs(noise["deviation"]) < STANDARD_ERRORS
 

@@ -18,7 +18,7 @@ from pseudocoresets.backends.fused.autograd import AutogradGradient, AutogradLay
 from pseudocoresets.backends.fused.capture import captured
 from pseudocoresets.backends.fused.convnet import PLAN, EnergyGradient, Plan
 from pseudocoresets.backends.fused.first_block import Patches, empty_patches
-from pseudocoresets.backends.fused.head import update
+from pseudocoresets.backends.fused.head import Step, update
 from pseudocoresets.backends.fused.layout import Layout
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
@@ -105,27 +105,33 @@ class CapturedChains:
         workspace = self._workspaces[row]
         early = isinstance(workspace, EnergyGradient) and workspace.plan.early and not workspace.branches
         forgets = isinstance(workspace, EnergyGradient) and workspace.plan.forgets
-        for step in range(steps):
-            workspace.accumulate(
-                self._theta[row],
-                self._compact[row],
-                self._inputs.at(row, step),
-                self._y[row, step],
-                self._factors[row, step],
-                self._gradient[row],
-                self._energies[row, step],
-            )
-            update(
+        others = workspace.others if isinstance(workspace, EnergyGradient) else None
+        accumulate: Any = workspace.accumulate
+        for number in range(steps):
+            following = self._rates[number + 1] if forgets and number + 1 < steps else None
+            step = Step(
                 self._theta[row],
                 self._velocity[row],
-                self._gradient[row],
                 self._compact[row],
-                self._rates[step],
+                self._rates[number],
                 self._seeds,
-                step * self._rows + row,
-                self._rates[step + 1] if forgets and step + 1 < steps else None,
-                early,
+                number * self._rows + row,
+                following,
             )
+            given = (
+                step.theta,
+                step.compact,
+                self._inputs.at(row, number),
+                self._y[row, number],
+                self._factors[row, number],
+                self._gradient[row],
+                self._energies[row, number],
+            )
+            if others is None:
+                workspace.accumulate(*given)
+            else:
+                accumulate(*given, step=step)
+            update(step, self._gradient[row], early, others)
 
     def _all_steps(self) -> None:
         if self._rows == 1:

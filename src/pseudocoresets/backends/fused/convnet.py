@@ -36,6 +36,8 @@ class Plan:
     joined: bool = False
     """Whether the first block's backward is one kernel with the gradient that leads there, where convolutions are
     the ``small_blocks``' own."""
+    stepping: bool = False
+    """Whether weights take their steps where their gradients are added up, if one program has each sum."""
     forgets: bool = False
     """Whether velocities that no step asks for stay unwritten."""
 
@@ -87,6 +89,11 @@ class EnergyGradient:
         self._used: list[torch.cuda.Stream] = []
         self._waiting: list[Callable[[bool], None]] = []
         self._returns = plan.returning and len(layout.blocks) > 1
+        own = self._small_weights and not self._small and small_blocks.sums_are_whole(layout, images)
+        self.steps_itself = plan.stepping and own
+        """Whether ``accumulate`` can also take the step of inner weights; see ``others``."""
+        self.others = _others(layout, device) if self.steps_itself else None
+        """Where all parameters but inner weights lie."""
         self._joins = plan.joined and self._small and len(layout.blocks) > 1
         self.branches = plan.weights != "in line" or self._turns
         """Whether its end waits for more than one stream."""
@@ -102,12 +109,13 @@ class EnergyGradient:
         gradient: Tensor,
         energies: Tensor,
         dx: Tensor | None = None,
+        step: head.Step | None = None,
     ) -> None:
         """Add the gradient in the parameters to ``gradient``, which is zero before.
 
         ``theta`` float32 and ``compact`` bfloat16 are the same parameters in the kernels' order; ``energies``
         (m,), or (m * chains,), gets s_i cross-entropy_i, and ``dx``, if given, the gradient in the images, summed over
-        chains.
+        chains. If given a ``step``, inner weights take it, instead of adding to their gradient.
         """
         features = self._classify(theta, compact, patches, y, factors, energies, gradient)
         layout = self.layout
@@ -115,7 +123,7 @@ class EnergyGradient:
         self._besides(
             lambda early: head.classifier_gradient(features, self._dlogits, dweight, dbias, layout.chains, early)
         )
-        self._backward(theta, compact, patches, gradient, of_weights=True, dx=dx, returned=self._returns)
+        self._backward(theta, compact, patches, gradient, of_weights=True, dx=dx, returned=self._returns, step=step)
         if self.branches:
             for side in self._used:
                 torch.cuda.current_stream().wait_stream(side)
@@ -231,6 +239,7 @@ class EnergyGradient:
         dx: Tensor | None,
         dactivations: Sequence[Tensor] = (),
         returned: bool = False,
+        step: head.Step | None = None,
     ) -> None:
         """Down through the blocks, adding to ``gradient``; ``dactivations`` are those of all blocks or none.
 
@@ -266,10 +275,12 @@ class EnergyGradient:
                 )
             elif not returned or number < len(self.layout.blocks) - 1:
                 blocks.norm_relu_pool_backward(z, gamma, beta, statistics, incoming, dz, dgamma, dbeta, seen, early)
-            if of_weights:
+            if of_weights and step is None:
                 self._weight_gradient(number, weight, gradient[block.weight])
             joins = self._joins and of_weights and dx is None and not dactivations
             incoming = None if self._small and (number > 1 or joins) else self._input_gradient(number, compact)
+            if step is not None:
+                self._weight_step(number, step)
 
     def _weight_gradient(self, number: int, weight: Tensor, dweight: Tensor) -> None:
         """Add that of a block's convolution, which is zero before."""
@@ -285,6 +296,13 @@ class EnergyGradient:
             dweight.view(block.channels, 3, 3, block.inputs).copy_(found.permute(0, 2, 3, 1))
 
         self._besides(by_cudnn)
+
+    def _weight_step(self, number: int, step: head.Step) -> None:
+        """That of a block's convolution, whose weights nobody needs any more."""
+        block, dz, below = self.layout.blocks[number], self._dconvolved[number - 1], self._pooled[number - 1]
+        self._besides(
+            lambda early: small_blocks.small_weight_step(dz, below, self.layout.chains, block.weight, step, early)
+        )
 
     def _input_gradient(self, number: int, compact: Tensor) -> Tensor:
         """Through a block's convolution; cuDNN's own gradient is the better one for several chains."""
@@ -375,6 +393,13 @@ def _convolution_backward(
 def _kernel(weight: Tensor, inputs: int) -> Tensor:
     """The weights of a convolution (out, in, 3, 3) as a channels-last view of the parameters."""
     return weight.view(-1, 3, 3, inputs).permute(0, 3, 1, 2)
+
+
+def _others(layout: Layout, device: torch.device) -> Tensor:
+    index = torch.arange(layout.size, dtype=torch.int32, device=device)
+    weights = [block.weight for block in layout.blocks[1:]]
+    starts, stops = [0, *(each.stop for each in weights)], [*(each.start for each in weights), layout.size]
+    return torch.cat([index[start:stop] for start, stop in zip(starts, stops, strict=True)])
 
 
 def _channels_last(images: int, channels: int, side: int, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,7 @@ For image i with features h_i, labels y_i (a distribution) and factor s_i = w_i 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -209,6 +210,22 @@ def _classifier_gradient(
 
 
 @triton.jit
+def take_step(theta, velocity, compact, index, mask, gradient, z, rates, keep):
+    """v <- mu v + grad + decay theta + noise z;  theta <- theta - eta v, of the parameters at ``index``."""
+    momentum = tl.load(rates + 3)
+    position = tl.load(theta + index, mask=mask, other=0.0)
+    slope = gradient + tl.load(rates + 1) * position
+    slope += tl.load(rates + 2) * z
+    if momentum != 0:
+        slope += momentum * tl.load(velocity + index, mask=mask, other=0.0)
+    position -= tl.load(rates) * slope
+    tl.store(theta + index, position, mask=mask)
+    if keep:
+        tl.store(velocity + index, slope, mask=mask)
+    tl.store(compact + index, position.to(compact.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _update(
     theta,
     velocity,
@@ -219,6 +236,8 @@ def _update(
     stream,
     size,
     following,
+    places,
+    chosen: tl.constexpr,
     block: tl.constexpr,
     last: tl.constexpr,
     early: tl.constexpr,
@@ -229,11 +248,9 @@ def _update(
     and for one whose next has momentum.
     """
     place = tl.program_id(0) * block + tl.arange(0, block)
-    noise = tl.load(rates + 2)
-    momentum = tl.load(rates + 3)
     z0 = tl.zeros((block,), dtype=tl.float32)
     z1, z2, z3 = z0, z0, z0
-    if noise != 0:
+    if tl.load(rates + 2) != 0:
         z0, z1, z2, z3 = tl.randn4x(tl.load(seeds) + stream, place)
     keep = last
     if not last:
@@ -244,17 +261,28 @@ def _update(
         index = first + part * block
         z = z0 if part == 0 else z1 if part == 1 else z2 if part == 2 else z3
         mask = index < size
-        position = tl.load(theta + index, mask=mask, other=0.0)
-        slope = tl.load(gradient + index, mask=mask, other=0.0) + tl.load(rates + 1) * position
-        slope += noise * z
-        if momentum != 0:
-            slope += momentum * tl.load(velocity + index, mask=mask, other=0.0)
-        position -= tl.load(rates) * slope
-        tl.store(theta + index, position, mask=mask)
-        if keep:
-            tl.store(velocity + index, slope, mask=mask)
-        tl.store(compact + index, position.to(compact.dtype.element_ty), mask=mask)
+        if chosen:
+            index = tl.load(places + index, mask=mask, other=0)
+        slope = tl.load(gradient + index, mask=mask, other=0.0)
+        take_step(theta, velocity, compact, index, mask, slope, z, rates, keep)
         tl.store(gradient + index, tl.zeros((block,), dtype=tl.float32), mask=mask)
+
+
+class Step(NamedTuple):
+    """Of parameters, what a step takes besides their gradient."""
+
+    theta: Tensor
+    velocity: Tensor
+    compact: Tensor
+    """Gets the new parameters in the network's precision."""
+    rates: Tensor
+    """(eta, decay, noise, mu), on the device."""
+    seeds: Tensor
+    """One integer, on the device."""
+    stream: int
+    """What tells the steps that share a seed apart."""
+    following: Tensor | None = None
+    """The rates of the next step, if there is one: without momentum among them, the velocity stays unwritten."""
 
 
 def classify(
@@ -330,27 +358,15 @@ def classifier_gradient(
     )  # fmt: skip
 
 
-def update(
-    theta: Tensor,
-    velocity: Tensor,
-    gradient: Tensor,
-    compact: Tensor,
-    rates: Tensor,
-    seeds: Tensor,
-    stream: int,
-    following: Tensor | None = None,
-    early: bool = False,
-) -> None:
-    """One step of the parameters; ``rates`` holds (eta, decay, noise, mu) and ``seeds`` one integer, on the device.
-
-    ``stream`` tells the steps that share a seed apart; ``compact`` gets the new parameters in the network's precision.
-    Without momentum among the rates of the ``following`` step, nobody needs the velocity.
-    """
+def update(step: Step, gradient: Tensor, early: bool = False, places: Tensor | None = None) -> None:
+    """Let all parameters, or those at ``places``, take a step, and clear their gradient."""
+    theta, velocity, compact, rates, seeds, stream, following = step
     block = 256
-    size = theta.numel()
+    size = theta.numel() if places is None else len(places)
     _update[(triton.cdiv(size, 4 * block),)](
         theta, velocity, gradient, compact, rates, seeds, stream, size, rates if following is None else following,
-        block, following is None, early, num_warps=4, **launch_options(early),
+        rates if places is None else places, places is not None, block, following is None, early,
+        num_warps=4, **launch_options(early),
     )  # fmt: skip
 
 

@@ -35,6 +35,7 @@ from pseudocoresets.backends.fused.blocks import (
 from pseudocoresets.backends.fused.chip import spread_over_chip
 from pseudocoresets.backends.fused.first_block import Patches, add_patches, parameters_from_patches
 from pseudocoresets.backends.fused.following import follow, launch_options
+from pseudocoresets.backends.fused.head import Step, take_step
 from pseudocoresets.backends.fused.layout import Layout
 
 MOST_VALUES, MOST_VALUES_OF_WEIGHTS = 2560, 10_240
@@ -43,8 +44,6 @@ POOLED_SIDES = (4, 8)
 WARPS, STAGES = 4, 3
 PIXELS = 64
 """Of a program of a gradient in the input, at most."""
-PROGRAMS = 256
-"""That gradients of weights are spread over, if they have so much work."""
 
 
 class Tile(NamedTuple):
@@ -54,6 +53,21 @@ class Tile(NamedTuple):
     depth: int
     warps: int
     stages: int
+
+
+class WeightTile(NamedTuple):
+    """Of a weight's gradient, the pixels that are added at a time, and how many programs add up one tile."""
+
+    rows: int
+    columns: int
+    pixels: int
+    splits: int
+    warps: int
+    stages: int
+
+
+WEIGHT_TILE = WeightTile(64, 64, 64, 256, WARPS, STAGES)
+"""At most; the programs are those of all tiles, if they have so much work."""
 
 
 @triton.jit
@@ -256,6 +270,37 @@ def _small_first_backward(
 
 
 @triton.jit
+def _weight_sums(
+    dz,
+    below,
+    c,
+    k,
+    images,
+    splits,
+    inputs: tl.constexpr,
+    channels: tl.constexpr,
+    chains: tl.constexpr,
+    side: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    pixels: tl.constexpr,
+):
+    """The program's tile of a weight's gradient, or its share of it."""
+    tap = tl.program_id(2) % 9
+    chain = tl.program_id(0) * rows // (channels // chains)
+    below += chain * inputs
+    chunks: tl.constexpr = side * side // pixels
+    total = tl.zeros((rows, columns), dtype=tl.float32)
+    for step in range(tl.program_id(2) // 9, images * chunks, splits):
+        image = (step // chunks) * (side * side)
+        pixel = (step % chunks) * pixels + tl.arange(0, pixels)
+        d = tl.load(dz + ((image + pixel) * channels)[None, :] + c[:, None])
+        h = _tap(below + image * (chains * inputs), pixel, tap, k, side, chains * inputs)
+        total = tl.dot(d, h, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
 def _small_weight_gradient(
     dz,
     below,
@@ -275,17 +320,51 @@ def _small_weight_gradient(
     c = tl.program_id(0) * rows + tl.arange(0, rows)
     k = tl.program_id(1) * columns + tl.arange(0, columns)
     tap = tl.program_id(2) % 9
-    chain = tl.program_id(0) * rows // (channels // chains)
-    below += chain * inputs
-    chunks: tl.constexpr = side * side // pixels
-    total = tl.zeros((rows, columns), dtype=tl.float32)
-    for step in range(tl.program_id(2) // 9, images * chunks, splits):
-        image = (step // chunks) * (side * side)
-        pixel = (step % chunks) * pixels + tl.arange(0, pixels)
-        d = tl.load(dz + ((image + pixel) * channels)[None, :] + c[:, None])
-        h = _tap(below + image * (chains * inputs), pixel, tap, k, side, chains * inputs)
-        total = tl.dot(d, h, total, input_precision="ieee")
+    total = _weight_sums(dz, below, c, k, images, splits, inputs, channels, chains, side, rows, columns, pixels)
     tl.atomic_add(dweight + c[:, None] * (9 * inputs) + tap * inputs + k[None, :], total, sem="relaxed")
+
+
+@triton.jit
+def _small_weight_step(
+    dz,
+    below,
+    theta,
+    velocity,
+    compact,
+    rates,
+    seeds,
+    stream,
+    following,
+    start,
+    draws,
+    images,
+    inputs: tl.constexpr,
+    channels: tl.constexpr,
+    chains: tl.constexpr,
+    side: tl.constexpr,
+    rows: tl.constexpr,
+    columns: tl.constexpr,
+    pixels: tl.constexpr,
+    last: tl.constexpr,
+    early: tl.constexpr,
+):
+    """``head.update`` of the weight that begins at ``start``, with its draws behind the ``draws`` of the others."""
+    follow(early)
+    c = tl.program_id(0) * rows + tl.arange(0, rows)
+    k = tl.program_id(1) * columns + tl.arange(0, columns)
+    tap = tl.program_id(2)
+    total = _weight_sums(dz, below, c, k, images, 1, inputs, channels, chains, side, rows, columns, pixels)
+    z = tl.zeros((rows, columns), dtype=tl.float32)
+    if tl.load(rates + 2) != 0:
+        four = tl.program_id(1) * (columns // 4) + tl.arange(0, columns // 4)
+        place = c[:, None] * (9 * inputs // 4) + tap * (inputs // 4) + four[None, :]
+        z0, z1, z2, z3 = tl.randn4x(tl.load(seeds) + stream, draws + start // 4 + place)
+        z = tl.reshape(tl.join(tl.join(z0, z1), tl.join(z2, z3)), (rows, columns))
+    keep = last
+    if not last:
+        keep = tl.load(following + 3) != 0
+    index = start + c[:, None] * (9 * inputs) + tap * inputs + k[None, :]
+    take_step(theta, velocity, compact, index, index >= 0, total, z, rates, keep)
 
 
 def suit(layout: Layout, images: int, device: torch.device, most_values: int) -> bool:
@@ -386,14 +465,31 @@ def small_weight_gradient(dz: Tensor, below: Tensor, chains: int, dweight: Tenso
     """Add the gradient of a convolution's weight, (out, 3, 3, in) flattened, to ``dweight``."""
     images, channels, side = dz.shape[:3]
     inputs = below.shape[1] // chains
-    tile = _weight_tile(images * chains, side)
-    rows, columns = math.gcd(channels // chains, tile.block), math.gcd(inputs, tile.block)
-    pixels = min(side * side, tile.depth)
-    tiles = (channels // rows, inputs // columns)
-    splits = max(1, min(images * side * side // pixels, PROGRAMS // (9 * math.prod(tiles))))
-    _small_weight_gradient[(*tiles, 9 * splits)](
-        dz, below, dweight, images, splits, inputs, channels, chains, side, rows, columns, pixels, early,
-        num_warps=tile.warps, num_stages=tile.stages, **launch_options(early),
+    tile = _weight_tile(images, channels, inputs, chains, side)
+    _small_weight_gradient[(channels // tile.rows, inputs // tile.columns, 9 * tile.splits)](
+        dz, below, dweight, images, tile.splits, inputs, channels, chains, side, tile.rows, tile.columns, tile.pixels,
+        early, num_warps=tile.warps, num_stages=tile.stages, **launch_options(early),
+    )  # fmt: skip
+
+
+def sums_are_whole(layout: Layout, images: int) -> bool:
+    """Whether one program adds up each tile of all weights' gradients, as ``small_weight_step`` wants it."""
+    each = (
+        _weight_tile(images, block.channels, block.inputs, layout.chains, block.side) for block in layout.blocks[1:]
+    )
+    return all(tile.splits == 1 and tile.columns % 4 == 0 for tile in each)
+
+
+def small_weight_step(dz: Tensor, below: Tensor, chains: int, weight: slice, step: Step, early: bool = False) -> None:
+    """Let a convolution's weight take its step, for which nobody needs the gradient."""
+    images, channels, side = dz.shape[:3]
+    inputs = below.shape[1] // chains
+    tile = _weight_tile(images, channels, inputs, chains, side)
+    theta, velocity, compact, rates, seeds, stream, following = step
+    _small_weight_step[(channels // tile.rows, inputs // tile.columns, 9)](
+        dz, below, theta, velocity, compact, rates, seeds, stream, rates if following is None else following,
+        weight.start, theta.numel(), images, inputs, channels, chains, side, tile.rows, tile.columns, tile.pixels,
+        following is None, early, num_warps=tile.warps, num_stages=tile.stages, **launch_options(early),
     )  # fmt: skip
 
 
@@ -409,6 +505,10 @@ def _down_tile(images: int, channels: int, side: int) -> Tile:
     return Tile(16, 128, WARPS, STAGES)
 
 
-def _weight_tile(images: int, side: int) -> Tile:
-    """For a gradient of a weight: its sides, and the pixels that are added at a time, at most."""
-    return Tile(64, 64, WARPS, STAGES)
+def _weight_tile(images: int, channels: int, inputs: int, chains: int, side: int) -> WeightTile:
+    """For a gradient of a weight, of which several programs add up a tile where there are few tiles."""
+    most = WEIGHT_TILE
+    rows, columns = math.gcd(channels // chains, most.rows), math.gcd(inputs, most.columns)
+    pixels, programs = min(side * side, most.pixels), 9 * (channels // rows) * (inputs // columns)
+    splits = max(1, min(images * side * side // pixels, most.splits // programs))
+    return WeightTile(rows, columns, pixels, splits, most.warps, most.stages)
