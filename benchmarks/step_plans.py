@@ -98,7 +98,8 @@ def small_by(up: Tile, down: Tile) -> tuple[tuple[str, Any], ...]:
     return EVERYWHERE, ("_up_tile", up), ("_down_tile", down)
 
 
-WIDE, WIDEST = weights_by(128, 64, 1, 8, 3), weights_by(128, 128, 256, 8, 3)
+WARPS, WIDE = weights_by(64, 64, 1, 8, 3), weights_by(128, 128, 1, 16, 3)
+"""Of which three and one program fit on a multiprocessor where they also take the step."""
 VARIANTS = {
     "default": Variant(),
     "default again": Variant(),
@@ -112,26 +113,29 @@ VARIANTS = {
     # tiles
     "weights of 4 stages": Variant(patches=weights_by(64, 64, 256, 4, 4), sizes=(*FEW, *EIGHT)),
     "weights by half as many programs": Variant(patches=weights_by(64, 64, 128, 4, 3), sizes=FEW),
-    "weights of 128 x 64": Variant(patches=WIDE, sizes=EIGHT),
-    "weights of 128 x 128": Variant(patches=WIDEST, sizes=EIGHT),
+    "weights of 8 warps": Variant(patches=weights_by(64, 64, 256, 8, 3), sizes=(*FEW, *EIGHT)),
+    "weights of 128 x 64": Variant(patches=weights_by(128, 64, 1, 8, 3), sizes=EIGHT),
+    "weights of 128 x 128": Variant(patches=weights_by(128, 128, 256, 8, 3), sizes=EIGHT),
+    "weights of 128 x 128, whole": Variant(patches=weights_by(128, 128, 1, 8, 3), sizes=EIGHT),
     "down by 32": Variant(patches=(("_down_tile", Tile(32, 128, 4, 3)),), sizes=FEW),
     "down by 64 terms": Variant(patches=(("_down_tile", Tile(16, 64, 4, 4)),), sizes=FEW),
-    "small blocks of 32": Variant(patches=small_by(Tile(32, 64, 4, 2), Tile(32, 128, 4, 3)), sizes=EIGHT),
-    "small blocks of 64": Variant(patches=small_by(Tile(64, 64, 8, 2), Tile(64, 64, 4, 3)), sizes=EIGHT),
+    "small blocks of 32": Variant(patches=small_by(Tile(32, 64, 4, 2), Tile(32, 128, 8, 3)), sizes=EIGHT),
+    "small blocks of 64": Variant(patches=small_by(Tile(64, 64, 8, 2), Tile(64, 64, 8, 3)), sizes=EIGHT),
     "small blocks of 64, read through L1": Variant(
-        patches=small_by(Tile(64, 64, 8, 1), Tile(64, 64, 4, 1)), sizes=EIGHT
+        patches=small_by(Tile(64, 64, 8, 1), Tile(64, 64, 8, 1)), sizes=EIGHT
     ),
     # other kernels
     "returning": Variant(Plan(returning=True)),
     "joined": Variant(Plan(joined=True), sizes=FEW),
     "forgets": Variant(Plan(forgets=True)),
     "stepping": Variant(Plan(stepping=True), sizes=EIGHT),
-    "stepping, 128 x 64": Variant(Plan(stepping=True), patches=WIDE, sizes=EIGHT),
-    "stepping, 64 x 64 of 4 stages": Variant(Plan(stepping=True), patches=weights_by(64, 64, 1, 4, 4), sizes=EIGHT),
+    "stepping of 8 warps": Variant(Plan(stepping=True), patches=WARPS, sizes=EIGHT),
+    "stepping of 128 x 128": Variant(Plan(stepping=True), patches=WIDE, sizes=EIGHT),
     # together
     "returning, joined, in line": Variant(Plan("in line", **BOTH), sizes=FEW),
     "returning, joined, at once, priority": Variant(Plan(**BOTH), first=True, sizes=FEW),
     "returning, joined, late, 3 streams, priority": Variant(Plan(**LATE, **BOTH), first=True, sizes=FEW),
+    "each, 64 x 64, at once": Variant(Plan(**EACH), patches=WARPS, sizes=EIGHT),
     "each, at once": Variant(Plan(**EACH), patches=WIDE, sizes=EIGHT),
     "each, at once, priority": Variant(Plan(**EACH), True, WIDE, EIGHT),
     "each, late, 3 streams, priority": Variant(Plan(**LATE, **EACH), True, WIDE, EIGHT),
