@@ -17,14 +17,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures import TimeoutError as TookTooLong
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
 from unittest import mock
@@ -39,7 +42,7 @@ from pseudocoresets.backends.fused.layout import Layout, layout_of
 from pseudocoresets.backends.fused.small_blocks import Tile, WeightTile
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
-from pseudocoresets.models.networks import build_network
+from pseudocoresets.models.networks import Network, build_network
 from pseudocoresets.workflows.provenance import provenance
 
 Job: TypeAlias = tuple[str, tuple[int, int]]
@@ -51,7 +54,7 @@ STEPS = 20
 REPLAYS, ROUNDS = 15, 4
 TOLERANCE = math.sqrt(6) * 2**-8
 GREATEST_PRIORITY = -1
-SECONDS_TO_TRY, SECONDS_TO_TRY_AGAIN = 45, 15
+SECONDS_TO_TRY, SECONDS_TO_TRY_AGAIN = 42, 10
 NOISY, STILL = Rates(1e-4, noise=1.0), Rates(1e-3, momentum=0.5)
 
 
@@ -154,14 +157,20 @@ VARIANTS = {
 }
 
 
+@lru_cache
+def network_and_layout() -> tuple[Network, Layout]:
+    network = build_network("convnet:depth=3,width=128", SHAPE, 10)
+    layout = layout_of(network)
+    assert isinstance(layout, Layout)
+    return network, layout
+
+
 class Run:
     """A variant's graph of ``STEPS`` steps."""
 
     def __init__(self, variant: Variant, chains: int, images: int) -> None:
         device = torch.device("cuda")
-        network = build_network("convnet:depth=3,width=128", SHAPE, 10)
-        layout = layout_of(network)
-        assert isinstance(layout, Layout)
+        network, layout = network_and_layout()
         with variant.patched(), mock.patch.object(CapturedChains, "_capture", capturing(variant)):
             self._runner = CapturedChains(
                 layout.to(device), SHAPE, chains, images, STEPS, False, True, device, plan=variant.plan
@@ -234,19 +243,29 @@ def tried(jobs: list[Job], processes: int, seconds: float, lives: int | None = N
         except (TookTooLong, OSError, RuntimeError) as error:  # a hang, or a process that died
             found[job] = f"{type(error).__name__} {error}"
     pool.shutdown(wait=False, cancel_futures=True)
+    for process in multiprocessing.active_children():  # one that hangs would share the device with what is measured
+        process.kill()
     return found
 
 
-def measured(names: list[str], size: tuple[int, int]) -> Iterator[dict[str, Any]]:
-    """Rows of these variants, of which the first is the one that they are compared with."""
-    runs = {name: Run(VARIANTS[name], *size) for name in names}
+def measured(names: list[str], size: tuple[int, int], end: float) -> Iterator[dict[str, Any]]:
+    """Rows of these variants, of which the first is the one that they are compared with; those begun by ``end``."""
+    runs = {}
+    for name in names:
+        if time.monotonic() > end:
+            print(size, name, "was not measured for want of time", flush=True)
+            continue
+        try:
+            runs[name] = Run(VARIANTS[name], *size)
+        except Exception as error:
+            print(size, name, f"{type(error).__name__}: {str(error)[:200]}", flush=True)
     wanted = runs[names[0]].parameters()
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(ROUNDS):
         for name, run in runs.items():
             times[name].append(run.microseconds())
     for name, run in runs.items():
-        error = float((run.parameters() - wanted).norm() / wanted.norm())
+        away = float((run.parameters() - wanted).norm() / wanted.norm())
         yield {
             "chains": size[0],
             "images": size[1],
@@ -254,8 +273,8 @@ def measured(names: list[str], size: tuple[int, int]) -> Iterator[dict[str, Any]
             "us": round(statistics.median(times[name]), 1),
             "least": round(min(times[name]), 1),
             "greatest": round(max(times[name]), 1),
-            "error": error,
-            "agrees": error <= TOLERANCE,
+            "error": away,
+            "agrees": away <= TOLERANCE,
         }
 
 
@@ -275,6 +294,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=76.0, help="after which nothing more is begun")
     parser.add_argument("--processes", type=int, default=15, help="that try the variants before they are measured")
     options = parser.parse_args()
     start = time.monotonic()
@@ -289,14 +309,16 @@ def main() -> None:
     for size in SIZES:
         names = [name for name, of in jobs if of == size and not found[name, of]]
         try:
-            rows.extend(measured(names, size))
+            rows.extend(measured(names, size, start + options.seconds))
         except Exception as error:  # what was measured before is kept
             problems[str(size)] = f"{type(error).__name__}: {str(error)[:200]}"
             print(size, problems[str(size)], flush=True)
         record = {**provenance(), "tolerance": TOLERANCE, "problems": problems, "rows": rows}
         options.out.write_text(json.dumps(record, indent=1) + "\n")
+        print(size, f"after {time.monotonic() - start:.0f} s", flush=True)
     print(f"{table(rows)}\nall after {time.monotonic() - start:.0f} s", flush=True)
-    os._exit(0)  # a variant that hangs in a process of its own is not waited for
+    sys.stdout.flush()
+    os._exit(0)  # a pool whose processes were killed is not waited for
 
 
 if __name__ == "__main__":
