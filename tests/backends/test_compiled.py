@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction  # noqa: E402
 
 from pseudocoresets.backends.fused import adjoint, blocks, chip, first_block, head, norm  # noqa: E402
 from pseudocoresets.backends.fused.augmentation import Transformed  # noqa: E402
-from pseudocoresets.backends.fused.convnet import EnergyGradient, Plan  # noqa: E402
+from pseudocoresets.backends.fused.convnet import EnergyGradient  # noqa: E402
 from pseudocoresets.backends.fused.first_block import patches_of  # noqa: E402
 from pseudocoresets.backends.fused.layout import layout_of  # noqa: E402
 from pseudocoresets.data.augmentation import Strengths  # noqa: E402
@@ -74,25 +74,9 @@ def launch_gradients(images: int, chains: int) -> None:
     patches = patches_of(zeros(images, *shape), layout, torch.bfloat16)
     energies, factors, dx = zeros(images * chains), zeros(images), zeros(images, *shape)
     workspace.accumulate(theta, compact, patches, zeros(images, 10), factors, gradient, energies, dx)
-    head.update(head.Step(theta, velocity, compact, zeros(4), zeros(1, dtype=torch.int64), 1), gradient)
+    head.update(theta, velocity, gradient, compact, zeros(4), zeros(1, dtype=torch.int64), 1)
     features = workspace.features(theta, compact, patches, of_layers=True)
     workspace.feature_gradient(theta, compact, patches, features)
-
-
-def launch_plan(images: int, chains: int, plan: Plan) -> None:
-    """A gradient in the parameters alone, and a step."""
-    shape = (3, 32, 32)
-    layout = layout_of(build_network("convnet:depth=3,width=128", shape, 10))
-    assert layout is not None
-    layout = layout.to(META).widened(chains)
-    workspace = EnergyGradient(layout, images, META, torch.bfloat16, plan)
-    theta, gradient = zeros(layout.size), zeros(layout.size)
-    compact, patches = theta.to(torch.bfloat16), patches_of(zeros(images, *shape), layout, torch.bfloat16)
-    energies, factors = zeros(images * chains), zeros(images)
-    step = head.Step(theta, zeros(layout.size), compact, zeros(4), zeros(1, dtype=torch.int64), 1, zeros(4))
-    given = (theta, compact, patches, zeros(images, 10), factors, gradient, energies)
-    workspace.accumulate(*given, step=step if workspace.steps_itself else None)
-    head.update(step, gradient, plan.early, workspace.others)
 
 
 def launch_adjoint(chains: int) -> None:
@@ -137,9 +121,6 @@ def test_every_kernel_compiles_and_fits(compiled: set[str]) -> None:
     """At many images, where tiles are largest, and at few, whose convolutions are our own."""
     launch_gradients(images=500, chains=1)
     launch_gradients(images=2, chains=1)
-    early = driver.active.get_current_target().arch >= 90
-    launch_plan(2, 1, Plan("in line", early=early, returning=True, joined=True))
-    launch_plan(10, 8, Plan("in line", early=early, returning=True, stepping=True))
     launch_adjoint(chains=2)
     launch_augmentation((3, 32, 32), images=10)
     launch_norms(100, 128, 32, 4, torch.bfloat16)

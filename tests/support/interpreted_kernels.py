@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TypeVar
 from unittest import mock
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pseudocoresets.backends import Backend, ChainPlan, PlainBackend
-from pseudocoresets.backends.fused import FusedBackend, capture, head, norm, small_blocks
+from pseudocoresets.backends.fused import FusedBackend, capture, head, norm
 from pseudocoresets.backends.fused.augmentation import FusedAugmentation, fused_augmentation
 from pseudocoresets.backends.fused.autograd import autograd_layout
 from pseudocoresets.backends.fused.chains import CapturedChains
-from pseudocoresets.backends.fused.convnet import PLAN, EnergyGradient, Plan, parameter_gradient
+from pseudocoresets.backends.fused.convnet import EnergyGradient, parameter_gradient
 from pseudocoresets.backends.fused.first_block import patches_of
 from pseudocoresets.backends.fused.layout import Layout, layout_of
 from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
@@ -87,14 +87,14 @@ def check(shape: tuple[int, int, int], depth: int, classes: int, images: int, so
     }
 
 
-def check_mean_energies(plan: Plan) -> dict[str, float]:
+def check_mean_energies() -> dict[str, float]:
     """The mean cross-entropy of a batch at two places, and its gradients, with convolutions of our own."""
     generator = torch.Generator().manual_seed(0)
     network = build_network("convnet:depth=3,width=16", (1, 32, 32), 10)
     layout = layout_of(network)
     assert isinstance(layout, Layout)
     thetas, x, y = network.initialise(0, 2), torch.randn(2, 1, 32, 32, generator=generator), torch.arange(2)
-    workspace = EnergyGradient(layout.widened(2), 2, CPU, torch.float32, plan)
+    workspace = EnergyGradient(layout.widened(2), 2, CPU, torch.float32)
     energies, gradients = parameter_gradient(workspace, thetas, x, y)
     wanted = [reference(network, theta, x, y, torch.full((2,), 0.5)) for theta in thetas]
     return {
@@ -118,22 +118,13 @@ def check_update() -> dict[str, float]:
     theta, velocity = torch.full((size,), 2.0), torch.full((size,), 3.0)
     gradient, compact = torch.full((size,), 4.0), torch.zeros(size)
     rates = torch.tensor([eta, decay, noise, momentum])
-    head.update(head.Step(theta, velocity, compact, rates, torch.tensor([7]), 1), gradient)
+    head.update(theta, velocity, gradient, compact, rates, torch.tensor([7]), 1)
     expected_velocity = momentum * 3 + 4 + decay * 2
     return in_standard_errors((velocity - expected_velocity) / noise) | {
         "move": float((theta - (2 - eta * velocity)).abs().max()),
         "gradient": float(gradient.abs().max()),
         "compact": float((compact - theta).abs().max()),
     }
-
-
-def check_kept_velocity(following_momentum: float) -> bool:
-    """Whether a step writes its velocity if the next one has this momentum."""
-    theta, velocity, gradient = (torch.ones(4) for _ in range(3))
-    rates, following = torch.tensor([0.1, 0.0, 0.0, 0.0]), torch.tensor([0.1, 0.0, 0.0, following_momentum])
-    gradient *= 5
-    head.update(head.Step(theta, velocity, theta.clone(), rates, torch.tensor([7]), 1, following), gradient)
-    return bool((velocity == 5).all())
 
 
 class Stream:
@@ -173,9 +164,6 @@ class Residual(nn.Module):
         return self.classifier((x + F.leaky_relu(self.norm(self.branch(x)))).amax((2, 3)))
 
 
-TOGETHER = Plan("late", streams=2, returning=True, joined=True, forgets=True)
-"""Everything that is computed by other kernels than usual."""
-
 CONVNET = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
 OTHERS = [
     build_network("convnet:depth=2,width=8,norm=group,pooling=max,activation=leaky-relu", (3, 8, 8), 10),
@@ -183,21 +171,19 @@ OTHERS = [
 ]
 
 
-def check_chains(network: Network, shared: bool, soft: bool, momentum: float, plan: Plan = PLAN) -> dict[str, float]:
+def check_chains(network: Network, shared: bool, soft: bool, momentum: float) -> dict[str, float]:
     """Two steps of three chains without noise, on the same images or each on its own, against autograd."""
     chains, images, steps, step_size, decay = 3, 2, 2, 0.1, 0.01
     generator = torch.Generator().manual_seed(0)
     layout = layout_of(network) or autograd_layout(network)
-    assert isinstance(layout, Layout) == (network not in OTHERS)
+    assert isinstance(layout, Layout) == (network is CONVNET)
     start = network.initialise(0, chains)
     sources = 1 if shared else chains
-    x = torch.randn(sources, steps, images, *network.spec.shape, generator=generator)
+    x = torch.randn(sources, steps, images, 3, 8, 8, generator=generator)
     y = torch.rand(images, 10, generator=generator).softmax(-1) if soft else torch.arange(images)
     factors = torch.rand(images, generator=generator)
     with mock.patch.multiple(torch.cuda, **CUDA), torch.no_grad():  # as a capture has it
-        runner = CapturedChains(
-            layout, network.spec.shape, chains, images, steps, soft, shared, CPU, torch.float32, plan
-        )
+        runner = CapturedChains(layout, (3, 8, 8), chains, images, steps, soft, shared, CPU, torch.float32)
         runner.set_position(start)
         runner.set_rates(Rates(step_size, momentum=momentum), decay)
         runner.set_labels(y, factors)
@@ -214,32 +200,6 @@ def check_chains(network: Network, shared: bool, soft: bool, momentum: float, pl
         f"chain {chain}": relative(found - before, wanted - before)
         for chain, (found, wanted, before) in enumerate(zip(runner.position(), expected, start, strict=True))
     }
-
-
-@contextmanager
-def whole_sums() -> Iterator[None]:
-    """Convolutions that are not our own, and gradients of weights that are, each tile by one program."""
-    with (
-        mock.patch.object(small_blocks, "MOST_VALUES", 0),
-        mock.patch.object(small_blocks, "WEIGHT_TILE", small_blocks.WEIGHT_TILE._replace(columns=8, splits=1)),
-    ):
-        yield
-
-
-def check_stepping() -> dict[str, dict[str, float]]:
-    """Chains whose weights take their steps where their gradients are added up."""
-    network = build_network("convnet:depth=2,width=16", (3, 16, 16), 10)
-    layout, plan = layout_of(network), Plan(stepping=True, forgets=True)
-    assert isinstance(layout, Layout)
-    with whole_sums():
-        others = EnergyGradient(layout.widened(3), 2, CPU, torch.float32, plan).others
-        assert others is not None
-        assert len(others) == 3 * (network.size - 9 * 16 * 16)
-        return {
-            "moving": check_chains(network, True, True, 0.8, plan),
-            "still": check_chains(network, True, False, 0.0, plan),
-            "noise": check_noise(0.0, network, plan),
-        }
 
 
 def check_bfloat16(network: Network, chains: int) -> list[float]:
@@ -386,19 +346,20 @@ def check_condensation(method: GradientMethod) -> dict[str, float]:
     }
 
 
-def check_noise(momentum: float, network: Network, plan: Plan = PLAN) -> dict[str, float]:
+def check_noise(momentum: float) -> dict[str, float]:
     """What a temperature adds to one step: eta sqrt(2 (1 - mu) T / eta) N(0, I), that is sqrt(2 (1 - mu) eta T)."""
     step_size, temperature = 0.1, 0.3
+    network = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
     layout = layout_of(network)
     assert isinstance(layout, Layout)
     ends = []
     with mock.patch.multiple(torch.cuda, **CUDA):
-        runner = CapturedChains(layout, network.spec.shape, 1, 1, 1, False, True, CPU, torch.float32, plan=plan)
+        runner = CapturedChains(layout, (3, 8, 8), 1, 1, 1, False, True, CPU, torch.float32)
         runner.set_labels(torch.arange(1), torch.ones(1))
         for degrees in (temperature, 0.0):
             runner.set_position(network.initialise(0, 1))
             runner.set_rates(sampling_rates(step_size, degrees, momentum))
-            runner.run_block(torch.ones(1, 1, 1, *network.spec.shape), None, Randomness.for_purpose(0))
+            runner.run_block(torch.ones(1, 1, 1, 3, 8, 8), None, Randomness.for_purpose(0))
             ends.append(runner.position())
     return in_standard_errors((ends[0] - ends[1]) / (2 * (1 - momentum) * step_size * temperature) ** 0.5)
 
@@ -570,11 +531,10 @@ if __name__ == "__main__":
             check((3, 8, 8), 2, 20, 3, soft=False),
         ],
         "norms": [check_norm((3, 24, 5, 3), 6), check_norm((2, 16, 4, 4), 16), check_norm((2, 8, 4, 4), 1)],
-        "mean energies": [check_mean_energies(each) for each in (PLAN, TOGETHER)],
+        "mean energies": check_mean_energies(),
         "chains": [
             check_chains(CONVNET, shared=True, soft=True, momentum=0.8),
             check_chains(CONVNET, shared=False, soft=False, momentum=0.0),
-            check_chains(CONVNET, shared=True, soft=True, momentum=0.8, plan=TOGETHER),
         ],
         "chains by autograd": [check_chains(each, soft, soft, 0.8) for each in OTHERS for soft in (True, False)],
         "bfloat16": [each for network in OTHERS for chains in (1, 2) for each in check_bfloat16(network, chains)],
@@ -592,12 +552,10 @@ if __name__ == "__main__":
             check_condensation(GradientMatching(matches=2, epochs=2, batch_size=2, gradient="differences:radius=0.1")),
             check_condensation(FeatureAlignment(batch_size=2, watched_images=1, most_epochs=1)),
         ],
-        "noise": check_noise(0.9, CONVNET),
-        "stepping": check_stepping(),
+        "noise": check_noise(0.9),
         "trajectory": [check_trajectory(False, 2, 0.8), check_trajectory(True, 1, 0.0)],
         "matching": [check_matching(False, 1, 1), check_matching(True, 2, 0)],
         "unroll": check_unroll(0.9),
         "update": check_update(),
-        "kept velocities": [check_kept_velocity(momentum) for momentum in (0.0, 0.9)],
     }
     sys.stdout.write(json.dumps(found))

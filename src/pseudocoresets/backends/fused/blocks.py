@@ -22,7 +22,6 @@ import triton.language as tl
 from torch import Tensor
 
 from pseudocoresets.backends.fused.chip import spread_over_chip
-from pseudocoresets.backends.fused.following import follow, launch_options
 
 EPSILON = 1e-5
 
@@ -145,9 +144,7 @@ def _norm_relu_pool(
     block: tl.constexpr,
     epsilon: tl.constexpr,
     keep: tl.constexpr,
-    early: tl.constexpr,
 ):
-    follow(early)
     image = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * block + tl.arange(0, block)
     z0, z1, z2, z3 = load_windows(z, image, c, channels, pooled_side)
@@ -229,9 +226,7 @@ def _norm_relu_pool_backward(
     pooled_side: tl.constexpr,
     block: tl.constexpr,
     seen: tl.constexpr,
-    early: tl.constexpr,
 ):
-    follow(early)
     image = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * block + tl.arange(0, block)
     q = tl.arange(0, pooled_side * pooled_side)
@@ -243,13 +238,7 @@ def _norm_relu_pool_backward(
 
 
 def norm_relu_pool(
-    z: Tensor,
-    gamma: Tensor,
-    beta: Tensor,
-    out: Tensor,
-    statistics: Tensor,
-    activation: Tensor | None = None,
-    early: bool = False,
+    z: Tensor, gamma: Tensor, beta: Tensor, out: Tensor, statistics: Tensor, activation: Tensor | None = None
 ) -> None:
     """Write p into ``out`` (m, channels, side/2, side/2), of any strides whose pixels are evenly spaced.
 
@@ -260,8 +249,7 @@ def norm_relu_pool(
     _norm_relu_pool[(images, channels // block)](
         z, gamma, beta, out, out.stride(0), out.stride(1), out.stride(3), *statistics,
         z if activation is None else activation,
-        channels, pooled_side, block, EPSILON, activation is not None, early, num_warps=_warps(pooled_side, block),
-        **launch_options(early),
+        channels, pooled_side, block, EPSILON, activation is not None, num_warps=_warps(pooled_side, block),
     )  # fmt: skip
 
 
@@ -275,7 +263,6 @@ def norm_relu_pool_backward(
     dgamma: Tensor,
     dbeta: Tensor,
     dactivation: Tensor | None = None,
-    early: bool = False,
 ) -> None:
     """Write dz, and add to dgamma and dbeta; ``dactivation`` is the gradient of what is pooled, channels-last."""
     images, channels, pooled_side = gradient.shape[:3]
@@ -283,8 +270,7 @@ def norm_relu_pool_backward(
     _norm_relu_pool_backward[(images, channels // block)](
         z, gamma, beta, *statistics, gradient, gradient.stride(0), gradient.stride(1), gradient.stride(3),
         dz if dactivation is None else dactivation, dz, dgamma, dbeta,
-        channels, pooled_side, block, dactivation is not None, early, num_warps=_warps(pooled_side, block),
-        **launch_options(early),
+        channels, pooled_side, block, dactivation is not None, num_warps=_warps(pooled_side, block),
     )  # fmt: skip
 
 

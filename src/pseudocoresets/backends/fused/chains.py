@@ -16,9 +16,9 @@ from torch import Tensor
 from pseudocoresets.backends.fused.augmentation import fused_augmentation
 from pseudocoresets.backends.fused.autograd import AutogradGradient, AutogradLayout, Images
 from pseudocoresets.backends.fused.capture import captured
-from pseudocoresets.backends.fused.convnet import PLAN, EnergyGradient, Plan
+from pseudocoresets.backends.fused.convnet import EnergyGradient
 from pseudocoresets.backends.fused.first_block import Patches, empty_patches
-from pseudocoresets.backends.fused.head import Step, update
+from pseudocoresets.backends.fused.head import update
 from pseudocoresets.backends.fused.layout import Layout
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
@@ -45,7 +45,6 @@ class CapturedChains:
         shared: bool,
         device: torch.device,
         dtype: torch.dtype = torch.bfloat16,
-        plan: Plan = PLAN,
     ) -> None:
         self.chains, self.images, self.steps = chains, images, steps
         self._layout = layout = layout.widened(chains) if shared else layout
@@ -61,7 +60,7 @@ class CapturedChains:
         self._energies = torch.zeros(rows, steps, images * layout.chains, device=device)
         self._rates = torch.zeros(steps, 4, device=device)
         self._seeds = torch.zeros(1, device=device, dtype=torch.int64)
-        self._workspaces = [gradient_workspace(layout, images, device, dtype, plan) for _ in range(rows)]
+        self._workspaces = [gradient_workspace(layout, images, device, dtype) for _ in range(rows)]
         self._streams = [torch.cuda.Stream(device) for _ in range(rows)]
         self._graph = self._capture()
 
@@ -102,36 +101,25 @@ class CapturedChains:
         self._inputs.fill(x)
 
     def _steps_of(self, row: int, steps: int) -> None:
-        workspace = self._workspaces[row]
-        early = isinstance(workspace, EnergyGradient) and workspace.plan.early and not workspace.branches
-        forgets = isinstance(workspace, EnergyGradient) and workspace.plan.forgets
-        others = workspace.others if isinstance(workspace, EnergyGradient) else None
-        accumulate: Any = workspace.accumulate
-        for number in range(steps):
-            following = self._rates[number + 1] if forgets and number + 1 < steps else None
-            step = Step(
+        for step in range(steps):
+            self._workspaces[row].accumulate(
+                self._theta[row],
+                self._compact[row],
+                self._inputs.at(row, step),
+                self._y[row, step],
+                self._factors[row, step],
+                self._gradient[row],
+                self._energies[row, step],
+            )
+            update(
                 self._theta[row],
                 self._velocity[row],
-                self._compact[row],
-                self._rates[number],
-                self._seeds,
-                number * self._rows + row,
-                following,
-            )
-            given = (
-                step.theta,
-                step.compact,
-                self._inputs.at(row, number),
-                self._y[row, number],
-                self._factors[row, number],
                 self._gradient[row],
-                self._energies[row, number],
+                self._compact[row],
+                self._rates[step],
+                self._seeds,
+                step * self._rows + row,
             )
-            if others is None:
-                workspace.accumulate(*given)
-            else:
-                accumulate(*given, step=step)
-            update(step, self._gradient[row], early, others)
 
     def _all_steps(self) -> None:
         if self._rows == 1:
@@ -188,11 +176,11 @@ def room_for_images(
 
 
 def gradient_workspace(
-    layout: Layout | AutogradLayout, images: int, device: torch.device, dtype: torch.dtype, plan: Plan = PLAN
+    layout: Layout | AutogradLayout, images: int, device: torch.device, dtype: torch.dtype
 ) -> Workspace:
     """What computes a chain's gradient: the fused kernels where they know the network, else autograd."""
     if isinstance(layout, Layout):
-        return EnergyGradient(layout, images, device, dtype, plan)
+        return EnergyGradient(layout, images, device, dtype)
     return AutogradGradient(layout)
 
 

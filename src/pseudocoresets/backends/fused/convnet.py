@@ -8,10 +8,8 @@ the order in which the kernels read them: each convolution's weight as (out, 3, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,30 +17,6 @@ from torch import Tensor
 from pseudocoresets.backends.fused import blocks, first_block, head, small_blocks
 from pseudocoresets.backends.fused.first_block import Patches
 from pseudocoresets.backends.fused.layout import Block, Layout
-
-
-@dataclass(frozen=True)
-class Plan:
-    """By which kernels, and in which order, a gradient is computed; all give the same."""
-
-    weights: Literal["at once", "late", "in line"] = "at once"
-    """Those of weights beside the rest of the way down, beside the first block's part of it, or within it."""
-    streams: int = 1
-    """That they are spread over, unless they are in line."""
-    early: bool = False
-    """Whether kernels are launched while those before them run; see ``following``."""
-    returning: bool = False
-    """Whether the classifier's kernel also takes the gradient through the last block's norm."""
-    joined: bool = False
-    """Whether the first block's backward is one kernel with the gradient that leads there, where convolutions are
-    the ``small_blocks``' own."""
-    stepping: bool = False
-    """Whether weights take their steps where their gradients are added up, if one program has each sum."""
-    forgets: bool = False
-    """Whether velocities that no step asks for stay unwritten."""
-
-
-PLAN = Plan()
 
 
 class EnergyGradient:
@@ -58,10 +32,8 @@ class EnergyGradient:
         images: int,
         device: torch.device,
         dtype: torch.dtype = torch.bfloat16,
-        plan: Plan = PLAN,
     ) -> None:
         self.layout = layout
-        self.plan = plan
         self.dtype = dtype
         self.signs = torch.ones(layout.chains, device=device)
         inner = layout.blocks[1:]
@@ -85,18 +57,7 @@ class EnergyGradient:
         self._turned = torch.empty(len(layout.turned) if self._turns else 0, device=device, dtype=dtype)
         first = layout.blocks[0]
         self._dpooled = _channels_last(images if self._small else 0, first.channels, first.side // 2, device, dtype)
-        self._sides = [torch.cuda.Stream(device) for _ in range(plan.streams)] if device.type == "cuda" else []
-        self._used: list[torch.cuda.Stream] = []
-        self._waiting: list[Callable[[bool], None]] = []
-        self._returns = plan.returning and len(layout.blocks) > 1
-        own = self._small_weights and not self._small and small_blocks.sums_are_whole(layout, images)
-        self.steps_itself = plan.stepping and own
-        """Whether ``accumulate`` can also take the step of inner weights; see ``others``."""
-        self.others = _others(layout, device) if self.steps_itself else None
-        """Where all parameters but inner weights lie."""
-        self._joins = plan.joined and self._small and len(layout.blocks) > 1
-        self.branches = plan.weights != "in line" or self._turns
-        """Whether its end waits for more than one stream."""
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._turning = torch.cuda.Event() if device.type == "cuda" else None
 
     def accumulate(
@@ -109,25 +70,21 @@ class EnergyGradient:
         gradient: Tensor,
         energies: Tensor,
         dx: Tensor | None = None,
-        step: head.Step | None = None,
     ) -> None:
         """Add the gradient in the parameters to ``gradient``, which is zero before.
 
         ``theta`` float32 and ``compact`` bfloat16 are the same parameters in the kernels' order; ``energies``
         (m,), or (m * chains,), gets s_i cross-entropy_i, and ``dx``, if given, the gradient in the images, summed over
-        chains. If given a ``step``, inner weights take it, instead of adding to their gradient.
+        chains.
         """
-        features = self._classify(theta, compact, patches, y, factors, energies, gradient)
+        features = self._classify(theta, compact, patches, y, factors, energies)
         layout = self.layout
         dweight, dbias = gradient[layout.classifier_weight], gradient[layout.classifier_bias]
-        self._besides(
-            lambda early: head.classifier_gradient(features, self._dlogits, dweight, dbias, layout.chains, early)
-        )
-        self._backward(theta, compact, patches, gradient, of_weights=True, dx=dx, returned=self._returns, step=step)
-        if self.branches:
-            for side in self._used:
-                torch.cuda.current_stream().wait_stream(side)
-            self._used.clear()
+        with self._aside():
+            head.classifier_gradient(features, self._dlogits, dweight, dbias, layout.chains)
+        self._backward(theta, compact, patches, gradient, of_weights=True, dx=dx)
+        if self._side is not None:
+            torch.cuda.current_stream().wait_stream(self._side)
 
     def label_gradient(self) -> Tensor:
         """The gradient in soft labels (m, classes) at the parameters used last, summed over chains."""
@@ -138,10 +95,9 @@ class EnergyGradient:
         self, theta: Tensor, compact: Tensor, patches: Patches, y: Tensor, factors: Tensor, energies: Tensor
     ) -> Tensor:
         """The gradient of sum_i s_i cross-entropy_i in the images (m, channels, height, width)."""
-        gradient = torch.zeros_like(theta)
-        self._classify(theta, compact, patches, y, factors, energies, gradient)
+        self._classify(theta, compact, patches, y, factors, energies)
         dx = self._like_images(patches)
-        self._backward(theta, compact, patches, gradient, of_weights=False, dx=dx, returned=self._returns)
+        self._backward(theta, compact, patches, torch.zeros_like(theta), of_weights=False, dx=dx)
         return dx
 
     def features(self, theta: Tensor, compact: Tensor, patches: Patches, of_layers: bool) -> list[Tensor]:
@@ -170,14 +126,7 @@ class EnergyGradient:
         return scores.float() + theta[layout.classifier_bias]
 
     def _classify(
-        self,
-        theta: Tensor,
-        compact: Tensor,
-        patches: Patches,
-        y: Tensor,
-        factors: Tensor,
-        energies: Tensor,
-        gradient: Tensor,
+        self, theta: Tensor, compact: Tensor, patches: Patches, y: Tensor, factors: Tensor, energies: Tensor
     ) -> Tensor:
         """Forward, the energies, and the gradients at the classifier; returns the features (m * chains, size)."""
         self._turn(compact)
@@ -186,24 +135,17 @@ class EnergyGradient:
         weight = compact[layout.classifier_weight].view(layout.chains * layout.classes, layout.features)
         features = self._pooled[-1].view(-1, layout.features)
         bias = theta[layout.classifier_bias]
-        given, early = (features, weight, bias, y, factors, energies), self.plan.early
-        if not self._returns:
-            head.classify(*given, self._dlogits, self._dfeatures, self._dlabels, self.signs, early)
-            return features
-        last = layout.blocks[-1]
-        head.classify_and_return(
-            *given,
+        head.classify(
+            features,
+            weight,
+            bias,
+            y,
+            factors,
+            energies,
             self._dlogits,
+            self._dfeatures,
             self._dlabels,
             self.signs,
-            self._convolved[-1],
-            theta[last.gamma],
-            theta[last.beta],
-            self._statistics[-1],
-            self._dconvolved[-1],
-            gradient[last.gamma],
-            gradient[last.beta],
-            early,
         )
         return features
 
@@ -212,12 +154,7 @@ class EnergyGradient:
         chains = self.layout.chains
         for number, block in enumerate(self.layout.blocks):
             gamma, beta, weight = theta[block.gamma], theta[block.beta], compact[block.weight]
-            made = (
-                self._pooled[number],
-                self._statistics[number],
-                activations[number] if activations else None,
-                self.plan.early,
-            )
+            made = (self._pooled[number], self._statistics[number], activations[number] if activations else None)
             if number == 0:
                 first_block.first_block(patches, weight, gamma, beta, *made)
                 continue
@@ -238,16 +175,10 @@ class EnergyGradient:
         of_weights: bool,
         dx: Tensor | None,
         dactivations: Sequence[Tensor] = (),
-        returned: bool = False,
-        step: head.Step | None = None,
     ) -> None:
-        """Down through the blocks, adding to ``gradient``; ``dactivations`` are those of all blocks or none.
-
-        ``returned``: ``_classify`` has gone through the last norm.
-        """
+        """Down through the blocks, adding to ``gradient``; ``dactivations`` are those of all blocks or none."""
         if self._turning is not None and self._turns:
             torch.cuda.current_stream().wait_event(self._turning)
-        early = self.plan.early and not self._turns
         incoming: Tensor | None = self._dfeatures.view(self._pooled[-1].shape)
         for number in reversed(range(len(self.layout.blocks))):
             block, statistics = self.layout.blocks[number], self._statistics[number]
@@ -255,61 +186,39 @@ class EnergyGradient:
             dgamma, dbeta = gradient[block.gamma], gradient[block.beta]
             seen = dactivations[number] if dactivations else None
             if number == 0:
-                self._run_waiting()
                 dweight = gradient[block.weight] if of_weights else None
-                if incoming is None:
-                    assert dweight is not None
-                    above, dabove = compact[self.layout.blocks[1].weight], self._dconvolved[0]
-                    own = (patches, weight, gamma, beta, statistics, dweight, dgamma, dbeta)
-                    small_blocks.small_first_backward(dabove, above, self.layout.chains, *own, early)
-                    return
+                assert incoming is not None
                 first_block.first_block_backward(
-                    patches, weight, gamma, beta, statistics, incoming, dweight, dgamma, dbeta, dx, seen, early
+                    patches, weight, gamma, beta, statistics, incoming, dweight, dgamma, dbeta, dx, seen
                 )
                 return
             z, dz = self._convolved[number - 1], self._dconvolved[number - 1]
             if incoming is None:
                 above, dabove = compact[self.layout.blocks[number + 1].weight], self._dconvolved[number]
                 small_blocks.small_block_backward(
-                    dabove, above, self.layout.chains, z, gamma, beta, statistics, dz, dgamma, dbeta, seen, early
+                    dabove, above, self.layout.chains, z, gamma, beta, statistics, dz, dgamma, dbeta, seen
                 )
-            elif not returned or number < len(self.layout.blocks) - 1:
-                blocks.norm_relu_pool_backward(z, gamma, beta, statistics, incoming, dz, dgamma, dbeta, seen, early)
-            if of_weights and step is None:
+            else:
+                blocks.norm_relu_pool_backward(z, gamma, beta, statistics, incoming, dz, dgamma, dbeta, seen)
+            if of_weights:
                 self._weight_gradient(number, weight, gradient[block.weight])
-            joins = self._joins and of_weights and dx is None and not dactivations
-            incoming = None if self._small and (number > 1 or joins) else self._input_gradient(number, compact)
-            if step is not None:
-                self._weight_step(number, step)
+            incoming = None if self._small and number > 1 else self._input_gradient(number, compact)
 
     def _weight_gradient(self, number: int, weight: Tensor, dweight: Tensor) -> None:
         """Add that of a block's convolution, which is zero before."""
         block, dz, below = self.layout.blocks[number], self._dconvolved[number - 1], self._pooled[number - 1]
-        if self._small_weights:
-            self._besides(
-                lambda early: small_blocks.small_weight_gradient(dz, below, self.layout.chains, dweight, early)
-            )
-            return
-
-        def by_cudnn(_: bool) -> None:
+        with self._aside():
+            if self._small_weights:
+                small_blocks.small_weight_gradient(dz, below, self.layout.chains, dweight)
+                return
             found = _convolution_backward(dz, below, _kernel(weight, block.inputs), self.layout.chains)[1]
             dweight.view(block.channels, 3, 3, block.inputs).copy_(found.permute(0, 2, 3, 1))
-
-        self._besides(by_cudnn)
-
-    def _weight_step(self, number: int, step: head.Step) -> None:
-        """That of a block's convolution, whose weights nobody needs any more."""
-        block, dz, below = self.layout.blocks[number], self._dconvolved[number - 1], self._pooled[number - 1]
-        self._besides(
-            lambda early: small_blocks.small_weight_step(dz, below, self.layout.chains, block.weight, step, early)
-        )
 
     def _input_gradient(self, number: int, compact: Tensor) -> Tensor:
         """Through a block's convolution; cuDNN's own gradient is the better one for several chains."""
         block, dz = self.layout.blocks[number], self._dconvolved[number - 1]
         if self._small:
-            early = self.plan.early
-            small_blocks.small_input_gradient(dz, compact[block.weight], self.layout.chains, self._dpooled, early)
+            small_blocks.small_input_gradient(dz, compact[block.weight], self.layout.chains, self._dpooled)
             return self._dpooled
         if self.layout.chains > 1:
             weight = _kernel(compact[block.weight], block.inputs)
@@ -326,30 +235,14 @@ class EnergyGradient:
             if self._turning is not None:
                 self._turning.record()
 
-    def _besides(self, work: Callable[[bool], None]) -> None:
-        """Work, launched early or not, that the rest of the way down does not wait for; see ``Plan.weights``."""
-        if self.plan.weights == "in line":
-            work(self.plan.early)
-            return
-        self._waiting.append(work)
-        if self.plan.weights == "at once":
-            self._run_waiting()
-
-    def _run_waiting(self) -> None:
-        for number, work in enumerate(self._waiting):
-            with self._aside(number % self.plan.streams):
-                work(False)
-        self._waiting.clear()
-
     @contextmanager
-    def _aside(self, side: int = 0) -> Iterator[None]:
+    def _aside(self) -> Iterator[None]:
         """Work that needs all before it, but that the rest of the way down does not wait for."""
-        if not self._sides:
+        if self._side is None:
             yield
             return
-        self._used.append(self._sides[side])
-        self._sides[side].wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._sides[side]):
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
             yield
 
     def _like_convolved(self, patches: Patches, block: Block) -> Tensor:
@@ -393,13 +286,6 @@ def _convolution_backward(
 def _kernel(weight: Tensor, inputs: int) -> Tensor:
     """The weights of a convolution (out, in, 3, 3) as a channels-last view of the parameters."""
     return weight.view(-1, 3, 3, inputs).permute(0, 3, 1, 2)
-
-
-def _others(layout: Layout, device: torch.device) -> Tensor:
-    index = torch.arange(layout.size, dtype=torch.int32, device=device)
-    weights = [block.weight for block in layout.blocks[1:]]
-    starts, stops = [0, *(each.stop for each in weights)], [*(each.start for each in weights), layout.size]
-    return torch.cat([index[start:stop] for start, stop in zip(starts, stops, strict=True)])
 
 
 def _channels_last(images: int, channels: int, side: int, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from pseudocoresets.backends.fused.blocks import EPSILON, slope_of_gradient, slope_of_norm, window_pixel
 from pseudocoresets.backends.fused.chip import shared_memory, spread_over_chip
-from pseudocoresets.backends.fused.following import follow, launch_options
 from pseudocoresets.backends.fused.layout import Layout
 
 FOLDED_PIXELS = 256
@@ -140,9 +139,7 @@ def _first_block(
     block: tl.constexpr,
     epsilon: tl.constexpr,
     keep: tl.constexpr,
-    early: tl.constexpr,
 ):
-    follow(early)
     image = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * block + tl.arange(0, block)
     k = tl.arange(0, taps)
@@ -176,73 +173,6 @@ def _first_block(
 
 
 @triton.jit
-def add_patches(
-    total,
-    g,
-    q,
-    real,
-    c,
-    values,
-    w,
-    a,
-    b,
-    dactivation,
-    taps: tl.constexpr,
-    channels: tl.constexpr,
-    pooled_side: tl.constexpr,
-    seen: tl.constexpr,
-):
-    """D, to which what some pooled pixels add is added, given a quarter of their gradient (channels, pixels)."""
-    quarter: tl.constexpr = pooled_side * pooled_side
-    k = tl.arange(0, taps)
-    for sub in tl.static_range(4):
-        patch = tl.load(values + (sub * quarter + q[:, None]) * taps + k[None, :], mask=real[:, None], other=0.0)
-        d = g
-        if seen:
-            place = (window_pixel(q, sub, pooled_side) * channels)[None, :] + c[:, None]
-            d += tl.load(dactivation + place, mask=real[None, :], other=0.0).to(tl.float32)
-        d = tl.where(a[:, None] * tl.dot(w, tl.trans(patch)) + b[:, None] > 0, d, 0.0)
-        total += tl.dot(d.to(patch.dtype), patch)
-    return total
-
-
-@triton.jit
-def parameters_from_patches(
-    total,
-    image,
-    c,
-    gram,
-    w,
-    a,
-    mean,
-    rate,
-    dweight,
-    dgamma,
-    dbeta,
-    inputs: tl.constexpr,
-    taps: tl.constexpr,
-    pixels: tl.constexpr,
-    of_weights: tl.constexpr,
-):
-    """Add what D, or a part of it, gives to dgamma, dbeta and dW, and return its part of u and v: all linear in D."""
-    k = tl.arange(0, taps)
-    full = w.to(tl.float32)
-    sum_d = tl.sum(tl.where(k[None, :] == 9 * inputs, total, 0.0), 1)
-    sum_dz = tl.sum(total * full, 1)
-    of_beta, of_gamma, u, v = slope_of_gradient(a, mean, rate, sum_d, sum_dz, pixels)
-    tl.atomic_add(dbeta + c, of_beta, sem="relaxed")
-    tl.atomic_add(dgamma + c, of_gamma, sem="relaxed")
-    if of_weights:
-        s = tl.load(gram + image * (taps * taps) + k[:, None] * taps + k[None, :])
-        m = tl.load(gram + image * (taps * taps) + 9 * inputs * taps + k)
-        found = a[:, None] * total + v[:, None] * m[None, :]
-        found += u[:, None] * tl.dot(full, s, input_precision="ieee")
-        target = dweight + c[:, None] * (9 * inputs) + k[None, :]
-        tl.atomic_add(target, found, mask=k[None, :] < 9 * inputs, sem="relaxed")
-    return u, v
-
-
-@triton.jit
 def _first_block_backward(
     values,
     gram,
@@ -270,10 +200,8 @@ def _first_block_backward(
     seen: tl.constexpr,
     of_weights: tl.constexpr,
     of_images: tl.constexpr,
-    early: tl.constexpr,
 ):
     """D, and all that follows from it: dgamma, dbeta, dW, and u and v for the patches' gradient."""
-    follow(early)
     image = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * block + tl.arange(0, block)
     k = tl.arange(0, taps)
@@ -291,13 +219,30 @@ def _first_block_backward(
         real = q < quarter
         source = gradient + c[:, None] * gradient_channel + (q * gradient_pixel)[None, :]
         g = tl.load(source, mask=real[None, :], other=0.0).to(tl.float32) * 0.25
-        total = add_patches(total, g, q, real, c, values, w, a, b, dactivation, taps, channels, pooled_side, seen)
-    u, v = parameters_from_patches(
-        total, image, c, gram, w, a, mean, rate, dweight, dgamma, dbeta, inputs, taps, 4 * quarter, of_weights
-    )
+        for sub in tl.static_range(4):
+            patch = tl.load(values + (sub * quarter + q[:, None]) * taps + k[None, :], mask=real[:, None], other=0.0)
+            d = g
+            if seen:
+                place = (window_pixel(q, sub, pooled_side) * channels)[None, :] + c[:, None]
+                d += tl.load(dactivation + place, mask=real[None, :], other=0.0).to(tl.float32)
+            d = tl.where(a[:, None] * tl.dot(w, tl.trans(patch)) + b[:, None] > 0, d, 0.0)
+            total += tl.dot(d.to(patch.dtype), patch)
+    full = w.to(tl.float32)
+    sum_d = tl.sum(tl.where(k[None, :] == 9 * inputs, total, 0.0), 1)
+    sum_dz = tl.sum(total * full, 1)
+    of_beta, of_gamma, u, v = slope_of_gradient(a, mean, rate, sum_d, sum_dz, 4 * quarter)
+    tl.atomic_add(dbeta + c, of_beta, sem="relaxed")
+    tl.atomic_add(dgamma + c, of_gamma, sem="relaxed")
     if of_images:
         tl.store(slopes + image * channels + c, u)
         tl.store(shifts + image * channels + c, v)
+    if of_weights:
+        s = tl.load(gram + image * (taps * taps) + k[:, None] * taps + k[None, :])
+        m = tl.load(gram + image * (taps * taps) + 9 * inputs * taps + k)
+        found = a[:, None] * total + v[:, None] * m[None, :]
+        found += u[:, None] * tl.dot(full, s, input_precision="ieee")
+        target = dweight + c[:, None] * (9 * inputs) + k[None, :]
+        tl.atomic_add(target, found, mask=k[None, :] < 9 * inputs, sem="relaxed")
 
 
 @triton.jit
@@ -415,7 +360,6 @@ def first_block(
     out: Tensor,
     statistics: Tensor,
     activation: Tensor | None = None,
-    early: bool = False,
 ) -> None:
     """Write p into ``out``; see ``blocks.norm_relu_pool``."""
     images, channels, pooled_side = out.shape[:3]
@@ -424,7 +368,7 @@ def first_block(
         patches.values, patches.gram, weight, gamma, beta, out, out.stride(0), out.stride(1), out.stride(3),
         *statistics,
         out if activation is None else activation, patches.inputs, _taps(patches.inputs), channels, pooled_side,
-        tile.rows, tile.block, EPSILON, activation is not None, early, num_warps=tile.warps, **launch_options(early),
+        tile.rows, tile.block, EPSILON, activation is not None, num_warps=tile.warps,
     )  # fmt: skip
 
 
@@ -440,7 +384,6 @@ def first_block_backward(
     dbeta: Tensor,
     dx: Tensor | None,
     dactivation: Tensor | None = None,
-    early: bool = False,
 ) -> None:
     """Add to dgamma, dbeta and, if wanted, to dW (channels, 3, 3, inputs); write dx, of any strides, if wanted."""
     images, channels, pooled_side = gradient.shape[:3]
@@ -454,8 +397,7 @@ def first_block_backward(
     _first_block_backward[(images, channels // tile.block)](
         patches.values, patches.gram, weight, gamma, beta, *statistics, gradient, *strides, looked_at,
         gamma if dweight is None else dweight, dgamma, dbeta, *lines, *shape, tile.rows, tile.block,
-        dactivation is not None, dweight is not None, dx is not None, early, num_warps=tile.warps,
-        **launch_options(early),
+        dactivation is not None, dweight is not None, dx is not None, num_warps=tile.warps,
     )  # fmt: skip
     if dx is None:
         return

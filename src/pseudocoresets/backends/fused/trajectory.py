@@ -22,7 +22,7 @@ from pseudocoresets.backends.fused.capture import captured
 from pseudocoresets.backends.fused.chains import aligned_rows, replay
 from pseudocoresets.backends.fused.convnet import EnergyGradient
 from pseudocoresets.backends.fused.first_block import empty_patches
-from pseudocoresets.backends.fused.head import Step, update
+from pseudocoresets.backends.fused.head import update
 from pseudocoresets.backends.fused.layout import Layout
 from pseudocoresets.core.state import AdjointState, Motion
 
@@ -134,8 +134,7 @@ class CapturedTrajectory:
             self._gradient,
             self._energies,
         )
-        moving = Step(self._theta, self._velocity, self._compact, self._rates, self._seeds, step)
-        update(moving, self._gradient)
+        update(self._theta, self._velocity, self._gradient, self._compact, self._rates, self._seeds, step)
 
     def _adjoint_step(self, step: int) -> None:
         """One step back; ``_dx`` and ``_dy`` get what is still to be multiplied by -eta."""
