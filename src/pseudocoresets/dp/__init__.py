@@ -5,7 +5,7 @@ from pseudocoresets.dp.guarantee import GUARANTEE_KIND, Budget, Guarantee, Relea
 from pseudocoresets.dp.layerwise import LayerwiseGradients, is_layerwise
 from pseudocoresets.dp.mechanism import clipped, clipped_sum, noisy_sum, per_example_gradients
 from pseudocoresets.dp.secure import Entropy, SystemEntropy
-from pseudocoresets.dp.vectors import ExampleVectors
+from pseudocoresets.dp.vectors import ExampleVectors, Stacked
 
 __all__ = [
     "GUARANTEE_KIND",
@@ -15,6 +15,7 @@ __all__ = [
     "Guarantee",
     "LayerwiseGradients",
     "Release",
+    "Stacked",
     "SystemEntropy",
     "calibrated",
     "clipped",

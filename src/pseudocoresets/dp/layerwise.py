@@ -52,7 +52,7 @@ class LayerwiseGradients:
 
     def __call__(self, theta: Tensor, x: Tensor, y: Tensor) -> ExampleVectors:
         """For one parameter vector, in the number format of the images."""
-        own = {name: value.to(x.dtype) for name, value in self._network.unflatten(theta.detach()).items()}
+        own = self._network.unflatten(theta.detach().to(x.dtype))
         seen: list[Seen] = []
         copies: dict[str, Tensor] = {}
         with torch.enable_grad():

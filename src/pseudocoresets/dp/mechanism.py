@@ -35,7 +35,7 @@ def clipped(vectors: Tensor, norm: float) -> Tensor:
     return (vectors * ((1 - ROUNDING) * norm / norms.clamp_min(1e-300)).clamp_max(1.0)).to(vectors.dtype)
 
 
-def clipped_sum(vectors: ExampleVectors, norm: float, admitted: Tensor | None = None) -> Tensor:
+def clipped_sum(vectors: ExampleVectors, norm: float | Tensor, admitted: Tensor | None = None) -> Tensor:
     """sum_i v_i min(1, norm / |v_i|) in float64, over examples that are ``admitted`` and whose vector is finite."""
     squares = vectors.squares()
     counts = torch.isfinite(squares) if admitted is None else torch.isfinite(squares) & admitted
