@@ -6,7 +6,7 @@
 Seconds, the median of several, and the most memory of a GPU at once, for the ConvNet D3W128 on CIFAR-10's and MNIST's
 shapes; on a CPU seconds of the processor, all cores together, which other work on the machine does not count in.
 
-- ``vmap``: the formulation by torch.func, in float32;
+- ``vmap``: the formulation by torch.func, in float32, every gradient clipped before they are summed;
 - ``plain``, ``chosen``: the back ends of the precisions float32 and auto, fed as experts are, in parts of one size;
 - ``opacus``, where it can be imported: its gradients per example, clipped and summed in the same way;
 - ``batch``: an ordinary gradient of the batch, not private, in float32;
@@ -41,6 +41,7 @@ from pseudocoresets.dp import (
     Guarantee,
     Release,
     SystemEntropy,
+    clipped,
     clipped_sum,
     noisy_sum,
     per_example_gradients,
@@ -105,7 +106,7 @@ def by_vmap(network: Network, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
     total = torch.zeros_like(theta, dtype=torch.float64)
     at_once = max(1, VMAP_NUMBERS // len(theta))
     for images, labels in zip(x.split(at_once), y.split(at_once), strict=True):
-        total += clipped_sum(ExampleVectors.of(per_example_gradients(network, theta, images, labels)), NORM)
+        total += clipped(per_example_gradients(network, theta, images, labels), NORM).sum(0, dtype=torch.float64)
     return total
 
 
@@ -128,7 +129,7 @@ def by_opacus(network: Network, theta: Tensor, at_once: int) -> Callable[[Tensor
         return None
     hooked = GradSampleModule(network.module(theta).to(theta.device).train(), loss_reduction="sum")
 
-    def clipped(x: Tensor, y: Tensor) -> Tensor:
+    def summed(x: Tensor, y: Tensor) -> Tensor:
         total = torch.zeros_like(theta, dtype=torch.float64)
         for images, labels in zip(x.split(at_once), y.split(at_once), strict=True):
             F.cross_entropy(hooked(images), labels, reduction="sum").backward()
@@ -137,7 +138,7 @@ def by_opacus(network: Network, theta: Tensor, at_once: int) -> Callable[[Tensor
             hooked.zero_grad(set_to_none=True)
         return total
 
-    return clipped
+    return summed
 
 
 def gradient_of_batch(network: Network, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:

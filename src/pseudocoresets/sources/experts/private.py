@@ -90,7 +90,8 @@ class PrivateTrainer:
         self._network, self._settings, self._device, self._backend = network, settings, device, backend
         self._images = data.transform(data.train.images.to(device))
         self._labels = data.train.labels.to(device)
-        self._augmentation = augmentation_for(settings.augment, None, data.flippable)
+        augmentation = augmentation_for(settings.augment, None, data.flippable)
+        self._augmentation = backend.augmentation(augmentation, data.shape)
         self._clipping, self._release, self._entropy = private.clipping, private.guarantee.releases[0], entropy
         self._steps = steps_per_epoch(len(data.train), settings)
         self._at_once = examples_at_once(network, self._release.sampling_rate * len(data.train))
