@@ -19,7 +19,15 @@ from pseudocoresets.core.devices import HOST
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import Dataset
 from pseudocoresets.data.augmentation import Transformation
-from pseudocoresets.dp import Budget, ExampleVectors, Guarantee, Release, SystemEntropy, spent
+from pseudocoresets.dp import (
+    Budget,
+    ExampleVectors,
+    Guarantee,
+    Release,
+    SystemEntropy,
+    per_example_gradients,
+    spent,
+)
 from pseudocoresets.methods.condensation.private_matching import PrivateMatching
 from pseudocoresets.methods.problem import RealData
 from pseudocoresets.sources.experts import Experts, ExpertSettings, private
@@ -298,6 +306,21 @@ def test_parts_are_of_one_size_and_their_filling_is_blank(
         assert admitted.tolist() == [True] * len(examples) + [False] * (len(x) - len(examples))
         assert torch.equal(x[admitted], trainer._images[list(examples)]) and not bool(x[~admitted].any())
         assert torch.equal(y[admitted], trainer._labels[list(examples)]) and not bool(y[~admitted].any())
+
+
+def test_a_step_is_the_clipped_sum_of_those_who_take_part(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts that do not divide their number, against each gradient alone; without noise."""
+    monkeypatch.setattr(private, "examples_at_once", lambda *given: 3)
+    monkeypatch.setattr(private, "noisy_sum", lambda total, *rest: total)
+    examples, norm = [0, 4, 8, 15, 16, 23, 42, 1000], 3.8
+    trainer = private_trainer(data, Chosen(*examples), norm=norm)
+    network, theta = trainer._network, trainer._network.initialise(0)
+    gradients = per_example_gradients(network, theta, trainer._images[examples], trainer._labels[examples]).double()
+    norms = gradients.norm(dim=1)
+    assert 0 < int((norms > norm).sum()) < len(examples)
+    wanted = (gradients * (norm / norms).clamp_max(1.0)[:, None]).sum(0) / (0.5 * len(data.train))
+    found = trainer.gradient(theta, Randomness.for_purpose(0, "test"))
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
 
 
 def test_the_size_of_parts_is_for_a_memory_and_for_few_examples() -> None:
