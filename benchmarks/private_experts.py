@@ -22,8 +22,9 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +111,12 @@ def by_vmap(network: Network, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return total
 
 
-def in_parts(backend: Backend, network: Network, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """As an expert's step does it, with every example taking part."""
+def in_parts(
+    backend: Backend, network: Network, theta: Tensor, x: Tensor, y: Tensor, at_once: int | None = None
+) -> Tensor:
+    """As an expert's step does it, with every example taking part; ``at_once`` is the size of parts."""
     total = torch.zeros_like(theta, dtype=torch.float64)
-    at_once = examples_at_once(network, len(x))
+    at_once = at_once or examples_at_once(network, len(x))
     admitted = torch.arange(len(x) + -len(x) % at_once, device=x.device) < len(x)
     x, y = F.pad(x, (0, 0, 0, 0, 0, 0, 0, -len(x) % at_once)), F.pad(y, (0, -len(y) % at_once))
     for part in zip(x.split(at_once), y.split(at_once), admitted.split(at_once), strict=True):
@@ -162,9 +165,11 @@ def whole_step(network: Network, x: Tensor, y: Tensor, backend: Backend) -> Call
 
 
 def ways(
-    network: Network, theta: Tensor, x: Tensor, y: Tensor, chosen: Backend, plain: Backend
+    network: Network, theta: Tensor, x: Tensor, y: Tensor, chosen: Backend, plain: Backend, parts: Sequence[int]
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "chosen", lambda: in_parts(chosen, network, theta, x, y)
+    for at_once in parts:
+        yield f"by {at_once}", partial(in_parts, chosen, network, theta, x, y, at_once)
     yield "whole step", whole_step(network, x, y, chosen)
     entropy = SystemEntropy()
     yield "noise", lambda: noisy_sum(torch.zeros_like(theta), NORM, 1.0, entropy)
@@ -176,7 +181,7 @@ def ways(
         yield "opacus", lambda: opacus(x, y)
 
 
-def rows(device: torch.device, small: bool, repeats: int) -> Iterator[dict[str, Any]]:
+def rows(device: torch.device, small: bool, repeats: int, parts: Sequence[int]) -> Iterator[dict[str, Any]]:
     clock = Synchronised(device, repeats)
     for data, shape, name, sizes in SMALL_CASES if small else CASES:
         network = build_network(name, shape, CLASSES)
@@ -189,7 +194,7 @@ def rows(device: torch.device, small: bool, repeats: int) -> Iterator[dict[str, 
             exact = by_vmap(network, theta, x[first], y[first])
             apart = chosen.clipped_gradients(network, theta, x[first], y[first], NORM) - exact
             row = {"data": data, "network": name, "examples": count, "apart": float(apart.norm() / exact.norm())}
-            for way, work in ways(network, theta, x, y, chosen, plain):
+            for way, work in ways(network, theta, x, y, chosen, plain, parts):
                 found = {**row, "way": way, **clock.measure(work)}
                 print(
                     "{data:9} {examples:5} {way:11} {seconds:10.5f} s {memory}".format(**found, memory=_memory(found))
@@ -197,6 +202,26 @@ def rows(device: torch.device, small: bool, repeats: int) -> Iterator[dict[str, 
                 yield found
                 if device.type == "cuda":
                     torch.cuda.empty_cache()
+
+
+def kernels_of_a_part(device: torch.device, small: bool) -> str:
+    """The profiler's table for one part on the chosen back end."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    _, shape, name, sizes = (SMALL_CASES if small else CASES)[0]
+    network, backend = build_network(name, shape, CLASSES), choose_backend(device)
+    count = examples_at_once(network, sizes[0])
+    x, y = torch.randn(count, *shape, device=device), torch.arange(count, device=device) % CLASSES
+    theta = network.initialise(0).to(device)
+    for _ in range(3):
+        backend.clipped_gradients(network, theta, x, y, NORM)
+    with torch.profiler.profile(activities=activities) as profiler:
+        backend.clipped_gradients(network, theta, x, y, NORM)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    table: str = profiler.key_averages().table(sort_by=f"self_{device.type}_time_total", row_limit=40)
+    return f"{count} examples of {name} on {shape}\n{table}\n"
 
 
 def _memory(row: dict[str, Any]) -> str:
@@ -208,13 +233,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--small", action="store_true", help="few examples and a small network, for a CPU")
+    parser.add_argument("--parts", type=int, nargs="*", default=(), help="sizes of parts to measure the chosen way by")
+    parser.add_argument("--kernels", type=Path, help="where to write which kernels of one part take how long")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--threads", type=int, help="of a CPU")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
     device = resolve_device(options.device)
-    found = list(rows(device, options.small, options.repeats))
+    if options.kernels:
+        options.kernels.write_text(kernels_of_a_part(device, options.small))
+    found = list(rows(device, options.small, options.repeats, options.parts))
     record = {**provenance(device=device), "threads": torch.get_num_threads(), "rows": found}
     options.out.write_text(json.dumps(record, indent=1) + "\n")
 

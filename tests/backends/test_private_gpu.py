@@ -147,7 +147,7 @@ def test_other_networks_are_clipped_by_vmap() -> None:
 def test_private_experts_learn_in_graphs() -> None:
     pytest.importorskip("dp_accounting")
     data, backend = load_dataset("digits").publicly_normalised(), FusedBackend("cuda")
-    settings = {"epochs": 6, "batch_size": 400, "learning_rate": 1.0, "augment": True}
+    settings = {"epochs": 12, "batch_size": 400, "learning_rate": 1.0, "augment": True}
     experts = train_experts(data, "convnet", 1, privacy=Budget(50.0, 1e-4), device="cuda", backend=backend, **settings)
     (captured,) = backend._clipped_sums.values()
     assert captured is not None
