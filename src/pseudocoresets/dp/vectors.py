@@ -35,18 +35,23 @@ class Stacked:
     values: Tensor
 
     def squares(self) -> Tensor:
-        return torch.cat([rows.double().square().sum(1) for rows in self.values.split(self._at_once())])
+        parts = (torch.linalg.vector_norm(rows.double(), dim=1) for rows in self.values.split(self._at_once()))
+        return torch.cat(list(parts)).square()
 
     def weighted(self, factors: Tensor) -> Tensor:
         total = torch.zeros(self.values.shape[1], dtype=torch.float64, device=self.values.device)
         count = self._at_once()
         for rows, weights in zip(self.values.split(count), factors.split(count), strict=True):
-            total += weights @ torch.where(weights[:, None] == 0, 0.0, rows).double()
+            all_count = self._on_cpu and bool(weights.all())  # elsewhere, that would wait for the device
+            total += weights @ (rows if all_count else torch.where(weights[:, None] == 0, 0.0, rows)).double()
         return total
 
+    @property
+    def _on_cpu(self) -> bool:
+        return self.values.device.type == "cpu"
+
     def _at_once(self) -> int:
-        few = max(1, NUMBERS_AT_ONCE // max(1, self.values.shape[1]))
-        return few if self.values.device.type == "cpu" else len(self.values)
+        return max(1, NUMBERS_AT_ONCE // max(1, self.values.shape[1])) if self._on_cpu else len(self.values)
 
 
 @dataclass(frozen=True)
