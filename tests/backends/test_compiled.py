@@ -23,6 +23,7 @@ from pseudocoresets.backends.fused.augmentation import Transformed  # noqa: E402
 from pseudocoresets.backends.fused.convnet import EnergyGradient  # noqa: E402
 from pseudocoresets.backends.fused.first_block import patches_of  # noqa: E402
 from pseudocoresets.backends.fused.layout import layout_of  # noqa: E402
+from pseudocoresets.backends.fused.private import CapturedClippedSum  # noqa: E402
 from pseudocoresets.data.augmentation import Strengths  # noqa: E402
 from pseudocoresets.models.networks import build_network  # noqa: E402
 
@@ -100,8 +101,13 @@ def launch_augmentation(shape: tuple[int, int, int], images: int) -> None:
 def launch_norms(images: int, channels: int, side: int, groups: int, dtype: torch.dtype) -> None:
     x = zeros(images, channels, side, side, dtype=dtype).to(memory_format=torch.channels_last).requires_grad_()
     gamma, beta = (zeros(channels, dtype=dtype).requires_grad_() for _ in range(2))
-    assert norm._fits(x, groups)
+    assert norm.has_kernel(x, groups)
     norm.group_norm(x, groups, gamma, beta).sum().backward()
+
+
+def launch_clipped_sum(images: int, dtype: torch.dtype) -> None:
+    network = build_network("convnet:depth=3,width=128", (3, 32, 32), 10)
+    CapturedClippedSum(network, torch.Size((images, 3, 32, 32)), META, dtype)._work()
 
 
 def launched_kernels() -> set[str]:
@@ -126,6 +132,8 @@ def test_every_kernel_compiles_and_fits(compiled: set[str]) -> None:
     launch_norms(100, 128, 32, 4, torch.bfloat16)
     launch_norms(500, 64, 32, 64, torch.float32)
     launch_norms(10, 512, 2, 512, torch.float32)
+    launch_clipped_sum(256, torch.bfloat16)
+    launch_clipped_sum(128, torch.float32)
     assert compiled == launched_kernels()
 
 

@@ -62,6 +62,10 @@ def test_kernels_agree_with_autograd_when_interpreted() -> None:
     found = json.loads(run.stdout)
     for differences in [*found["gradients"], *found["norms"], found["mean energies"], found["jobs"]]:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences
+    for differences in [*found["clipped"], *found["clipped in bfloat16"]]:
+        assert differences["nothing"] == 0 and differences["captured"] == 1
+    assert max(differences["sum"] for differences in found["clipped"]) < FLOAT32_ROUNDING
+    assert max(differences["sum"] for differences in found["clipped in bfloat16"]) < 2
     for differences in [found["features"], *found["chains"], *found["chains by autograd"], *found["run_chain"]]:
         assert max(differences.values()) < FLOAT32_ROUNDING, differences
     assert max(found["bfloat16"]) < 2  # two roundings of the same size, by other kernels

@@ -12,9 +12,19 @@ from canaries import epsilon_at_least
 from torch import Tensor
 
 import pseudocoresets as pc
+from pseudocoresets.backends import PlainBackend, plain
 from pseudocoresets.core.energy import Energy
 from pseudocoresets.core.seeds import Randomness
-from pseudocoresets.dp import Budget, Guarantee, Release, SystemEntropy, calibrated, per_example_gradients, spent
+from pseudocoresets.dp import (
+    Budget,
+    ExampleVectors,
+    Guarantee,
+    Release,
+    SystemEntropy,
+    calibrated,
+    per_example_gradients,
+    spent,
+)
 from pseudocoresets.methods import Problem, RealData
 from pseudocoresets.methods.condensation import private_matching
 from pseudocoresets.methods.condensation.private_matching import TARGETS, PrivateMatching
@@ -63,11 +73,11 @@ def gradient_scores(
     found = per_example_gradients(network, theta, bright.transform(bright.train.images), bright.train.labels)
     own = 1000 * found[-1]
     rest = found[0] - (found[0] @ own) / (own @ own) * own
-    look_up = lambda network, theta, x, y: torch.where(y[:, None] == 1, own, rest)  # noqa: E731
-    monkeypatch.setattr(private, "per_example_gradients", look_up)
+    look_up = lambda network, theta, x, y: ExampleVectors.of(torch.where(y[:, None] == 1, own, rest))  # noqa: E731
+    monkeypatch.setattr(plain, "example_gradients", look_up)
     settings = ExpertSettings(epochs=1, batch_size=OTHERS + 1, augment=False)
     training = PrivateTraining(BUDGET, 1.0, promise or promised())
-    trainer = PrivateTrainer(data, network, settings, HOST, training, entropy)
+    trainer = PrivateTrainer(data, network, settings, HOST, PlainBackend(), training, entropy)
     nothing = Randomness.for_purpose(0, "test")
     runs = [trainer.gradient(theta, nothing) * len(data.train) @ own for _ in range(RUNS)]
     return torch.stack(runs).numpy()
@@ -120,11 +130,11 @@ def test_steps_in_which_everybody_takes_part_are_caught(
 def test_clipping_after_the_sum_is_caught(entropy: SystemEntropy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean gradient clipped to c instead of each: one example may then change the sum by n c."""
 
-    def mean_clipped(gradients: Tensor, norm: float) -> Tensor:
-        mean = gradients.mean(0, keepdim=True)
-        return len(gradients) * mean * (norm / mean.norm()).clamp_max(1.0)
+    def mean_clipped(gradients: ExampleVectors, norm: float, admitted: Tensor) -> Tensor:
+        total = gradients.weighted(admitted.double())
+        return total * (norm * admitted.sum() / total.norm()).clamp_max(1.0)
 
-    monkeypatch.setattr(private, "clipped", mean_clipped)
+    monkeypatch.setattr(plain, "clipped_sum", mean_clipped)
     scores = [gradient_scores(canary, entropy, monkeypatch) for canary in (True, False)]
     bound = epsilon_at_least(scores[0], scores[1], BUDGET.delta)
     assert bound > BUDGET.epsilon

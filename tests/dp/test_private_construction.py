@@ -12,14 +12,22 @@ from small import Invoke
 from torch import Tensor
 
 import pseudocoresets as pc
-from pseudocoresets.backends import choose_backend
+from pseudocoresets.backends import PlainBackend, choose_backend, plain
 from pseudocoresets.construction.loop import image_task
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.devices import HOST
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data import Dataset
 from pseudocoresets.data.augmentation import Transformation
-from pseudocoresets.dp import Budget, Guarantee, Release, SystemEntropy, spent
+from pseudocoresets.dp import (
+    Budget,
+    ExampleVectors,
+    Guarantee,
+    Release,
+    SystemEntropy,
+    per_example_gradients,
+    spent,
+)
 from pseudocoresets.methods.condensation.private_matching import PrivateMatching
 from pseudocoresets.methods.problem import RealData
 from pseudocoresets.sources.experts import Experts, ExpertSettings, private
@@ -76,7 +84,8 @@ def test_a_step_in_which_nobody_takes_part_is_noise(data: Dataset) -> None:
     network = pc.build_network(NETWORK, data.shape, 10)
     hardly_ever = Guarantee(1.0, 1e-5, "none", 1300, (Release("steps", 2.0, 1e-12),))
     settings = ExpertSettings(batch_size=1, augment=False)
-    trainer = PrivateTrainer(data, network, settings, HOST, PrivateTraining(BUDGET, 3.0, hardly_ever), SystemEntropy())
+    training = PrivateTraining(BUDGET, 3.0, hardly_ever)
+    trainer = PrivateTrainer(data, network, settings, HOST, PlainBackend(), training, SystemEntropy())
     noise = trainer.gradient(network.initialise(0), Randomness.for_purpose(0, "test")) * 1e-12 * 1300
     assert float(noise.double().std()) == pytest.approx(2.0 * 3.0, rel=5 / len(noise) ** 0.5)
 
@@ -260,26 +269,65 @@ def private_trainer(data: Dataset, entropy: SystemEntropy, augment: bool = False
     network = pc.build_network(NETWORK, data.shape, len(data.classes))
     promised = Guarantee(1.0, 1e-5, "none", len(data.train), (Release("steps", 1e-9, 0.5),))
     settings = ExpertSettings(batch_size=len(data.train) // 2, augment=augment)
-    return PrivateTrainer(data, network, settings, HOST, PrivateTraining(BUDGET, norm, promised), entropy)
+    training = PrivateTraining(BUDGET, norm, promised)
+    return PrivateTrainer(data, network, settings, HOST, PlainBackend(), training, entropy)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_nobody_changes_how_others_are_augmented(data: Dataset, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else an example changes the sum by more than its own clipped gradient, and tells that it took part."""
-    monkeypatch.setattr(private, "GRADIENT_NUMBERS", 3 * 1000)  # few at once
-    others, gradients = (10, 20, 30, 40, 50, 60), private.per_example_gradients
+    monkeypatch.setattr(private, "examples_at_once", lambda *given: 4)
+    others, gradients = (10, 20, 30, 40, 50, 60), plain.example_gradients
 
     def inputs(*examples: int) -> Tensor:
         """Of the others, in two steps."""
         seen: list[Tensor] = []
         spy = lambda network, theta, x, y: seen.append(x) or gradients(network, theta, x, y)  # noqa: E731
-        monkeypatch.setattr(private, "per_example_gradients", spy)
+        monkeypatch.setattr(plain, "example_gradients", spy)
         trainer, stream = private_trainer(data, Chosen(*examples), augment=True), Randomness.for_purpose(seed, "test")
         for _ in range(2):
             trainer.gradient(trainer._network.initialise(0), stream)
-        return torch.cat(seen).view(2, len(examples), -1)[:, -len(others) :]
+        return torch.cat(seen).view(2, -1, *seen[0].shape[1:])[:, len(examples) - len(others) : len(examples)]
 
     assert torch.equal(inputs(3, *others), inputs(*others))
+
+
+@pytest.mark.parametrize("examples", [(), (7,), (0, 5, 9, 30), range(9)])
+def test_parts_are_of_one_size_and_their_filling_is_blank(
+    data: Dataset, examples: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many take part says how many parts there are, and nothing else of what is computed."""
+    monkeypatch.setattr(private, "examples_at_once", lambda *given: 4)
+    trainer = private_trainer(data, Chosen(*examples))
+    parts = list(trainer._parts(torch.tensor(list(examples), dtype=torch.int64)))
+    assert [len(x) for x, _, _ in parts] == [4] * -(-len(examples) // 4)
+    if parts:
+        x, y, admitted = (torch.cat(each) for each in zip(*parts, strict=True))
+        assert admitted.tolist() == [True] * len(examples) + [False] * (len(x) - len(examples))
+        assert torch.equal(x[admitted], trainer._images[list(examples)]) and not bool(x[~admitted].any())
+        assert torch.equal(y[admitted], trainer._labels[list(examples)]) and not bool(y[~admitted].any())
+
+
+def test_a_step_is_the_clipped_sum_of_those_who_take_part(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In parts that do not divide their number, against each gradient alone; without noise."""
+    monkeypatch.setattr(private, "examples_at_once", lambda *given: 3)
+    monkeypatch.setattr(private, "noisy_sum", lambda total, *rest: total)
+    examples, norm = [0, 4, 8, 15, 16, 23, 42, 1000], 3.8
+    trainer = private_trainer(data, Chosen(*examples), norm=norm)
+    network, theta = trainer._network, trainer._network.initialise(0)
+    gradients = per_example_gradients(network, theta, trainer._images[examples], trainer._labels[examples]).double()
+    norms = gradients.norm(dim=1)
+    assert 0 < int((norms > norm).sum()) < len(examples)
+    wanted = (gradients * (norm / norms).clamp_max(1.0)[:, None]).sum(0) / (0.5 * len(data.train))
+    found = trainer.gradient(theta, Randomness.for_purpose(0, "test"))
+    assert torch.allclose(found, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+
+
+def test_the_size_of_parts_is_for_a_memory_and_for_few_examples() -> None:
+    small, large = pc.build_network("mlp:depth=1,width=8", (1, 8, 8), 10), pc.build_network("alexnet", (3, 32, 32), 10)
+    sizes = [private.examples_at_once(small, expected) for expected in (0.5, 10, 100, 1024, 4096)]
+    assert sizes == [1, 10, 32, 128, 256]
+    assert private.examples_at_once(large, 4096) * large.size <= private.GRADIENT_NUMBERS
 
 
 def test_rounding_adds_nothing_to_what_an_example_changes(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,13 +335,14 @@ def test_rounding_adds_nothing_to_what_an_example_changes(data: Dataset, monkeyp
     norm, others, totals = 2.0**25, 200, []
     few = replace(data, train=data.train.subset(torch.arange(1 + others)), transform=data.transform_source)
 
-    monkeypatch.setattr(private, "GRADIENT_NUMBERS", 1)
+    monkeypatch.setattr(private, "examples_at_once", lambda *given: 1)
     monkeypatch.setattr(private, "noisy_sum", lambda total, *rest: totals.append(total) or total)
     for examples in (range(1 + others), range(1, 1 + others)):
         short = torch.zeros(private_trainer(few, Chosen())._network.size)
         short[0] = 1.0
         waiting = [-norm * short] * (0 in examples) + [short] * others
-        monkeypatch.setattr(private, "per_example_gradients", lambda *given, each=iter(waiting): next(each)[None])
+        one_by_one = lambda *given, each=iter(waiting): ExampleVectors.of(next(each)[None])  # noqa: E731
+        monkeypatch.setattr(plain, "example_gradients", one_by_one)
         trainer = private_trainer(few, Chosen(*examples), norm=norm)
         trainer.gradient(trainer._network.initialise(0), Randomness.for_purpose(0, "test"))
     assert float((totals[0].double() - totals[1].double()).norm()) <= norm

@@ -28,6 +28,7 @@ from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.source import Draw
 from pseudocoresets.core.state import AdjointState, Motion, Rates, sampling_rates
 from pseudocoresets.data.augmentation import KINDS, Augmentation
+from pseudocoresets.dp import LayerwiseGradients, clipped_sum
 from pseudocoresets.gradients import Outcome
 from pseudocoresets.kernels import SGD, SGHMC, AnyKernel, Cyclical, Drop, Schedule
 from pseudocoresets.methods import (
@@ -169,6 +170,15 @@ OTHERS = [
     build_network("convnet:depth=2,width=8,norm=group,pooling=max,activation=leaky-relu", (3, 8, 8), 10),
     Network.from_module(Residual, (3, 8, 8), 10),
 ]
+
+
+CLIPPED = [
+    build_network("convnet:depth=2,width=8", (1, 8, 8), 10),
+    build_network("convnet:depth=2,width=8,norm=group,pooling=max", (3, 8, 8), 10),
+    build_network("convnet:depth=1,width=6,norm=layer,pooling=none", (3, 8, 8), 10),
+    build_network("lenet", (1, 16, 16), 10),
+]
+"""Norms with kernels of one channel and of two, and without; inputs and kernels of other sizes."""
 
 
 def check_chains(network: Network, shared: bool, soft: bool, momentum: float) -> dict[str, float]:
@@ -500,7 +510,7 @@ def check_norm(shape: tuple[int, int, int, int], groups: int) -> dict[str, float
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(shape, generator=generator).to(memory_format=torch.channels_last)
     gamma, beta, pull = (torch.randn(size, generator=generator) for size in (shape[1], shape[1], shape))
-    assert norm._fits(x, groups)
+    assert norm.has_kernel(x, groups)
     sides = []
     for dtype in (torch.float32, torch.float64):
         given = [each.to(dtype).requires_grad_() for each in (x, gamma, beta)]
@@ -510,6 +520,33 @@ def check_norm(shape: tuple[int, int, int, int], groups: int) -> dict[str, float
         sides.append([y, *torch.autograd.grad(y, given, pull.to(dtype))])
     names = ("output", "images", "gamma", "beta")
     return {name: relative(*pair) for name, pair in zip(names, zip(*sides, strict=True), strict=True)}
+
+
+def check_clipped(network: Network, dtype: torch.dtype) -> dict[str, float]:
+    """The clipped sum in float32, or as a multiple of what autograd's rounding does to it; and what adds nothing.
+
+    Three of twenty examples are not admitted, and one has a gradient that is not finite.
+    """
+    x = torch.randn(20, *network.spec.shape, generator=torch.Generator().manual_seed(0))
+    y, theta, admitted = torch.arange(20) % 10, network.initialise(0), torch.arange(20) % 7 != 3
+    x[5] = torch.inf
+    counted = admitted & (torch.arange(20) != 5)
+    alone = x[counted].double(), y[counted]
+    gradients = LayerwiseGradients(network)(theta.double(), *alone)
+    norm = float(gradients.squares().sqrt().median())
+    wanted = clipped_sum(gradients, norm)
+    backend = FusedBackend("cpu", dtype)
+    found = backend.clipped_gradients(network, theta, x, y, norm, admitted)
+    again = backend.clipped_gradients(
+        network, theta, torch.where(admitted[:, None, None, None], x, 1e9), y, norm, admitted
+    )
+    unit = 1.0
+    if dtype == torch.bfloat16:
+        rounded = clipped_sum(LayerwiseGradients(network)(theta, alone[0].to(dtype), y[counted]), norm)
+        unit = relative(rounded, wanted)
+    nobody = backend.clipped_gradients(network, theta, x, y, norm, torch.zeros_like(admitted))
+    nothing = float((found - again).abs().max() + nobody.abs().max())
+    return {"sum": relative(found, wanted) / unit, "nothing": nothing, "captured": len(backend._clipped_sums)}
 
 
 def check_kinds(mixed: bool) -> list[int]:
@@ -531,6 +568,8 @@ if __name__ == "__main__":
             check((3, 8, 8), 2, 20, 3, soft=False),
         ],
         "norms": [check_norm((3, 24, 5, 3), 6), check_norm((2, 16, 4, 4), 16), check_norm((2, 8, 4, 4), 1)],
+        "clipped": [check_clipped(network, torch.float32) for network in CLIPPED],
+        "clipped in bfloat16": [check_clipped(network, torch.bfloat16) for network in CLIPPED[:3:2]],
         "mean energies": check_mean_energies(),
         "chains": [
             check_chains(CONVNET, shared=True, soft=True, momentum=0.8),

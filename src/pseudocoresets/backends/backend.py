@@ -109,6 +109,16 @@ class Backend(Trajectories, Protocol):
         """The same with its gradients in the parameters."""
         ...
 
+    def clipped_gradients(
+        self, network: Network, theta: Tensor, x: Tensor, y: Tensor, norm: float, admitted: Tensor | None = None
+    ) -> Tensor:
+        """sum_i g_i min(1, norm / |g_i|) over examples that are ``admitted``, g_i = grad -log p(y_i | x_i, theta).
+
+        In float64, (size,); g_i is computed from example i alone, and |g_i| is the norm of the very numbers that are
+        added, whatever rounding they have. What it keeps for one number of examples serves the next batch of as many.
+        """
+        ...
+
     def features(self, network: Network, theta: Tensor, x: Tensor) -> Tensor:
         """The embeddings (batch, features) of images under one parameter set, differentiable in the images."""
         ...

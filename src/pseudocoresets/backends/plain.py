@@ -15,6 +15,13 @@ from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Rates
 from pseudocoresets.data.augmentation import AnyAugmentation, Transformation
+from pseudocoresets.dp import (
+    ExampleVectors,
+    LayerwiseGradients,
+    clipped_sum,
+    is_layerwise,
+    per_example_gradients,
+)
 from pseudocoresets.gradients.adjoint import StoredTrajectory
 from pseudocoresets.gradients.descent import Descent, Trajectory
 from pseudocoresets.kernels import AnyKernel, is_adjusted, transitions
@@ -53,6 +60,11 @@ class PlainBackend:
             energies += part.detach()
             gradients += torch.autograd.grad(part.sum(), thetas)[0]
         return MeanEnergies(energies, gradients)
+
+    def clipped_gradients(
+        self, network: Network, theta: Tensor, x: Tensor, y: Tensor, norm: float, admitted: Tensor | None = None
+    ) -> Tensor:
+        return clipped_sum(example_gradients(network, theta, x, y), norm, admitted)
 
     def features(self, network: Network, theta: Tensor, x: Tensor) -> Tensor:
         return network.features(theta.detach(), x)
@@ -105,6 +117,13 @@ class PlainBackend:
 
     def trajectory(self, descent: Descent, chains: int, states: int, randomness: Randomness) -> Trajectory:
         return StoredTrajectory(descent, descent.views(randomness), states)
+
+
+def example_gradients(network: Network, theta: Tensor, x: Tensor, y: Tensor) -> ExampleVectors:
+    """Layer by layer for a network that is a stack of known layers, else by ``vmap``."""
+    if is_layerwise(network):
+        return LayerwiseGradients(network)(theta, x, y)
+    return ExampleVectors.of(per_example_gradients(network, theta, x, y))
 
 
 class PlainChains:

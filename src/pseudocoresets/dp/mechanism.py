@@ -4,7 +4,8 @@
 
 z is the noise multiplier, c the norm that each example's vector is clipped to before anything is added up. Sums and
 noise are in double precision: in single precision an example would also change how the sum of the others is rounded,
-which no clipping bounds.
+which no clipping bounds. How v_i itself was rounded does not matter, as long as it was computed from example i alone
+and |v_i| is the norm of the very numbers that are added.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from pseudocoresets.dp.secure import Entropy
+from pseudocoresets.dp.vectors import ExampleVectors
 
 if TYPE_CHECKING:
     from pseudocoresets.models.networks import Network
@@ -33,6 +35,14 @@ def clipped(vectors: Tensor, norm: float) -> Tensor:
     return (vectors * ((1 - ROUNDING) * norm / norms.clamp_min(1e-300)).clamp_max(1.0)).to(vectors.dtype)
 
 
+def clipped_sum(vectors: ExampleVectors, norm: float | Tensor, admitted: Tensor | None = None) -> Tensor:
+    """sum_i v_i min(1, norm / |v_i|) in float64, over examples that are ``admitted`` and whose vector is finite."""
+    squares = vectors.squares()
+    counts = torch.isfinite(squares) if admitted is None else torch.isfinite(squares) & admitted
+    factors = ((1 - ROUNDING) * norm / squares.sqrt().clamp_min(1e-300)).clamp_max(1.0)
+    return vectors.weighted(torch.where(counts, factors, 0.0))
+
+
 def noisy_sum(total: Tensor, norm: float, noise_multiplier: float, entropy: Entropy) -> Tensor:
     """A sum of vectors clipped to ``norm``, in float64, with its noise; as float32."""
     return (total.double() + noise_multiplier * norm * entropy.normal(total.shape, total.device)).float()
@@ -44,5 +54,6 @@ def per_example_gradients(network: Network, theta: Tensor, x: Tensor, y: Tensor)
     def loss(parameters: Tensor, image: Tensor, label: Tensor) -> Tensor:
         return F.cross_entropy(network.logits(parameters, image[None]), label[None])
 
+    network.prepare(x.device)
     gradients: Tensor = vmap(grad(loss), in_dims=(None, 0, 0))(theta, x, y)
     return gradients

@@ -23,6 +23,7 @@ from pseudocoresets.backends.fused.first_block import patches_of
 from pseudocoresets.backends.fused.function import CapturedFunction, value_and_gradients
 from pseudocoresets.backends.fused.iteration import CapturedIteration
 from pseudocoresets.backends.fused.layout import Layout, layout_of
+from pseudocoresets.backends.fused.private import CapturedClippedSum
 from pseudocoresets.backends.fused.rates import is_fused, rates_at
 from pseudocoresets.backends.fused.target import RepeatedTarget
 from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
@@ -31,6 +32,7 @@ from pseudocoresets.core.energy import Energy, Model, Target
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data.augmentation import AnyAugmentation, Transformation
+from pseudocoresets.dp import is_layerwise
 from pseudocoresets.gradients.descent import Descent, Trajectory
 from pseudocoresets.gradients.learned import LEARNED_STEP_SIZE, learned_tensors
 from pseudocoresets.models.classifier import Classifier
@@ -67,6 +69,7 @@ class FusedBackend(PlainBackend):
         self._chains: dict[tuple[object, ...], CapturedChains | None] = {}
         self._trajectories: dict[tuple[object, ...], CapturedTrajectory | None] = {}
         self._potentials: dict[tuple[object, ...], CapturedFunction | None] = {}
+        self._clipped_sums: dict[tuple[object, ...], CapturedClippedSum | None] = {}
         self._workspaces: dict[tuple[object, ...], EnergyGradient] = {}
 
     def energies(self, energy: Energy, thetas: Tensor, x: Tensor, points: Points) -> Tensor:
@@ -98,6 +101,14 @@ class FusedBackend(PlainBackend):
             return super().mean_energies_and_gradients(model, thetas, x, y)
         workspace = self._workspace(layout, len(x), len(thetas))
         return MeanEnergies(*parameter_gradient(workspace, thetas.detach(), x, y))
+
+    def clipped_gradients(
+        self, network: Network, theta: Tensor, x: Tensor, y: Tensor, norm: float, admitted: Tensor | None = None
+    ) -> Tensor:
+        known = self._captured_clipped_sum(network, x)
+        if known is None:
+            return super().clipped_gradients(network, theta, x, y, norm, admitted)
+        return known(theta, x, y, norm, admitted)
 
     def features(self, network: Network, theta: Tensor, x: Tensor) -> Tensor:
         layout = self._layout(network, theta.device)
@@ -223,6 +234,15 @@ class FusedBackend(PlainBackend):
         if key not in self._trajectories:
             self._trajectories[key] = self._capturing(lambda: CapturedTrajectory(*key, self._device, self._dtype))
         return self._trajectories[key]
+
+    def _captured_clipped_sum(self, network: Network, x: Tensor) -> CapturedClippedSum | None:
+        if not self._is_here(x.device) or x.dtype != torch.float32 or not is_layerwise(network):
+            return None
+        key = (network.fingerprint, x.shape)
+        dtype = self._dtype if isinstance(network.prototype, ConvNet) else torch.float32
+        if key not in self._clipped_sums:
+            self._clipped_sums[key] = self._capturing(lambda: CapturedClippedSum(network, x.shape, self._device, dtype))
+        return self._clipped_sums[key]
 
     def _layout_of_model(self, model: Model, device: torch.device) -> Layout | None:
         """A class derived from Classifier may have another likelihood."""

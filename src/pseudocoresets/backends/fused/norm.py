@@ -88,7 +88,9 @@ def _normalise_backward(
     pixels: tl.constexpr,
     padded: tl.constexpr,
     block: tl.constexpr,
+    apart: tl.constexpr,
 ):
+    """``apart``: dgamma and dbeta are those of each image (images, channels), and not their sums."""
     image, c, real, place = _places(channels, pixels, padded, block)
     mean = tl.load(means + image * channels + c)
     rate = tl.load(rates + image * channels + c)
@@ -97,8 +99,12 @@ def _normalise_backward(
     xhat = (tl.load(x + place, mask=real, other=0.0).to(tl.float32) - mean[None, :]) * rate[None, :]
     sum_d = tl.sum(d, 0)
     sum_dx = tl.sum(d * xhat, 0)
-    tl.atomic_add(dbeta + c, sum_d, sem="relaxed")
-    tl.atomic_add(dgamma + c, sum_dx, sem="relaxed")
+    if apart:
+        tl.store(dbeta + image * channels + c, sum_d)
+        tl.store(dgamma + image * channels + c, sum_dx)
+    else:
+        tl.atomic_add(dbeta + c, sum_d, sem="relaxed")
+        tl.atomic_add(dgamma + c, sum_dx, sem="relaxed")
     along = _mean_of_groups(scale * sum_d, each, block, pixels)
     across = _mean_of_groups(scale * sum_dx, each, block, pixels)
     found = rate[None, :] * (scale[None, :] * d - along[None, :] - xhat * across[None, :])
@@ -106,14 +112,21 @@ def _normalise_backward(
 
 
 class GroupNorm(torch.autograd.Function):
-    """y of channels-last images x (m, channels, height, width)."""
+    """y of channels-last images x (m, channels, height, width).
+
+    ``apart``: gamma and beta are (m, channels), copies of the same row, so that each image has gradients of its own.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, epsilon: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, epsilon: float, apart: bool = False
+    ) -> Tensor:
         images, channels = x.shape[:2]
         statistics = torch.empty(2, images, channels, device=x.device)
         out = torch.empty_like(x)
         ctx.shape = shape = _shape_of(x, groups)
+        ctx.apart = apart
+        gamma, beta = (each[0].contiguous() if apart else each for each in (gamma, beta))
         ctx.save_for_backward(x, gamma, statistics)
         _normalise[(images, channels // shape[-1])](
             x, gamma, beta, out, *statistics, epsilon, *shape, num_warps=_warps(shape)
@@ -125,11 +138,12 @@ class GroupNorm(torch.autograd.Function):
         x, gamma, statistics = ctx.saved_tensors
         gradient = outputs[0].contiguous(memory_format=torch.channels_last)
         dx = torch.empty_like(x)
-        dgamma, dbeta = sums = torch.zeros(2, x.shape[1], device=x.device)
+        places = (2, *x.shape[:2]) if ctx.apart else (2, x.shape[1])
+        dgamma, dbeta = sums = torch.zeros(places, device=x.device)
         _normalise_backward[(len(x), x.shape[1] // ctx.shape[-1])](
-            x, gamma, *statistics, gradient, dx, *sums, *ctx.shape, num_warps=_warps(ctx.shape)
+            x, gamma, *statistics, gradient, dx, *sums, *ctx.shape, ctx.apart, num_warps=_warps(ctx.shape)
         )
-        return dx, dgamma.to(gamma.dtype), dbeta.to(gamma.dtype), None, None
+        return dx, dgamma.to(gamma.dtype), dbeta.to(gamma.dtype), None, None, None
 
 
 class ChannelsLastNorms(TorchFunctionMode):
@@ -149,13 +163,19 @@ def group_norm(
     input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
     """``torch.nn.functional.group_norm``, by a kernel where there is one for these images."""
-    if weight is None or bias is None or not _fits(input, num_groups):
+    if weight is None or bias is None or not has_kernel(input, num_groups):
         return F.group_norm(input, num_groups, weight, bias, eps)
     normalised: Tensor = GroupNorm.apply(input, weight.contiguous(), bias.contiguous(), num_groups, eps)
     return normalised
 
 
-def _fits(x: Tensor, groups: int) -> bool:
+def group_norm_of_images(x: Tensor, groups: int, weights: Tensor, biases: Tensor, epsilon: float) -> Tensor:
+    """The same by the kernel, with a copy of weight and bias for each image: (images, channels)."""
+    normalised: Tensor = GroupNorm.apply(x, weights, biases, groups, epsilon, True)
+    return normalised
+
+
+def has_kernel(x: Tensor, groups: int) -> bool:
     if x.dim() != 4 or x.dtype == torch.float64 or not x.is_contiguous(memory_format=torch.channels_last):
         return False
     *_, each, _, padded, block = _shape_of(x, groups)

@@ -237,7 +237,7 @@ class Network:
         hooks = [
             layer.register_forward_hook(partial(keep, f"{name}.weight"))
             for name, layer in self._module_on(images.device).named_modules()
-            if type(layer) is nn.Linear or (type(layer) is nn.Conv2d and _is_plain(layer))
+            if type(layer) is nn.Linear or (type(layer) is nn.Conv2d and is_plain(layer))
         ]
         try:
             scores = self._forward(self.unflatten(theta), images)
@@ -274,6 +274,10 @@ class Network:
     def _forward(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
         logits: Tensor = functional_call(self._module_on(images.device), dict(parameters), (images,))
         return logits
+
+    def prepare(self, device: torch.device) -> None:
+        """Have the buffers on ``device`` before a transformation of ``torch.func``, in which no module may be moved."""
+        self._module_on(device)
 
     def _module_on(self, device: torch.device) -> nn.Module:
         """The module with its buffers on ``device``; each device has its own copy, which nothing changes."""
@@ -326,7 +330,7 @@ def refuse_batch_statistics(module: nn.Module, name: str) -> None:
             )
 
 
-def _is_plain(layer: nn.Conv2d) -> bool:
+def is_plain(layer: nn.Conv2d) -> bool:
     """Whether it is a sum over windows without gaps of all channels, with zeros around the image."""
     usual = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
     return usual and set(layer.dilation) == {1}

@@ -8,28 +8,37 @@ example i's cross-entropy at theta,
 
 n being the number of examples. All steps of all experts share one budget, which decides z; snapshots are computed from
 the noisy sums alone. A step has one augmentation for all images: one of its own for each would depend on who else takes
-part, so that an example would change the others' gradients too.
+part, so that an example would change the others' gradients too. For the same reason a step's examples are taken in
+parts of always the same size, of which blank images that are not admitted to the sum fill the last: how many take part
+decides how many parts there are, and not which kernels compute a gradient.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from pseudocoresets.backends import Backend
 from pseudocoresets.core.errors import DivergenceError, InputError
 from pseudocoresets.core.progress import Progress
 from pseudocoresets.core.seeds import Randomness, derive_seed
 from pseudocoresets.data.augmentation import augmentation_for
 from pseudocoresets.data.dataset import Dataset
-from pseudocoresets.dp import Budget, Entropy, Guarantee, Release, calibrated, clipped, noisy_sum, per_example_gradients
+from pseudocoresets.dp import Budget, Entropy, Guarantee, Release, calibrated, noisy_sum
 from pseudocoresets.models.networks import Network
 from pseudocoresets.sources.experts.store import ExpertSettings, PrivateTraining
 
 CLIPPING = 1.0
 GRADIENT_NUMBERS = 2**28
 """The most numbers in the gradients that are held at once: a GiB."""
+MOST_AT_ONCE, FEWEST_AT_ONCE = 256, 32
+"""Examples of a part; with fewer a device has too little to do."""
+PARTS = 8
+"""Of a step, about: of the last, half is blank on average."""
 
 
 def plan_releases(data: Dataset, count: int, settings: ExpertSettings, budget: Budget) -> Guarantee:
@@ -51,6 +60,12 @@ def steps_per_epoch(size: int, settings: ExpertSettings) -> int:
     return max(1, round(1 / sampling_rate(size, settings)))
 
 
+def examples_at_once(network: Network, expected: float) -> int:
+    """The size of the parts of a step in which so many examples take part on average, from what is public alone."""
+    wanted = max(math.ceil(expected / PARTS), min(FEWEST_AT_ONCE, math.ceil(expected)))
+    return max(1, min(wanted, MOST_AT_ONCE, GRADIENT_NUMBERS // network.size))
+
+
 def require_finite(theta: Tensor, epoch: int, settings: ExpertSettings) -> None:
     """Refuse to go on with parameters that left the finite numbers."""
     if not torch.isfinite(theta).all():
@@ -68,15 +83,18 @@ class PrivateTrainer:
         network: Network,
         settings: ExpertSettings,
         device: torch.device,
+        backend: Backend,
         private: PrivateTraining,
         entropy: Entropy,
     ) -> None:
-        self._network, self._settings, self._device = network, settings, device
+        self._network, self._settings, self._device, self._backend = network, settings, device, backend
         self._images = data.transform(data.train.images.to(device))
         self._labels = data.train.labels.to(device)
-        self._augmentation = augmentation_for(settings.augment, None, data.flippable)
+        augmentation = augmentation_for(settings.augment, None, data.flippable)
+        self._augmentation = backend.augmentation(augmentation, data.shape)
         self._clipping, self._release, self._entropy = private.clipping, private.guarantee.releases[0], entropy
         self._steps = steps_per_epoch(len(data.train), settings)
+        self._at_once = examples_at_once(network, self._release.sampling_rate * len(data.train))
 
     def train(self, number: int, progress: Progress) -> Tensor:
         """The trajectory (epochs + 1, parameters) of one expert."""
@@ -101,9 +119,16 @@ class PrivateTrainer:
         chosen = (self._entropy.uniform(size, self._device) < rate).nonzero().squeeze(1)
         augment = None if self._augmentation is None else self._augmentation.draw(1, randomness)
         total = torch.zeros_like(theta, dtype=torch.float64)
-        for part in chosen.split(max(1, GRADIENT_NUMBERS // len(theta))) if len(chosen) else ():
-            x = self._images[part] if augment is None else augment(self._images[part])
-            gradients = per_example_gradients(self._network, theta, x, self._labels[part])
-            total += clipped(gradients, self._clipping).sum(0, dtype=torch.float64)
+        for x, y, admitted in self._parts(chosen):
+            seen = x if augment is None else augment(x)
+            total += self._backend.clipped_gradients(self._network, theta, seen, y, self._clipping, admitted)
         noisy = noisy_sum(total, self._clipping, self._release.noise_multiplier, self._entropy)
         return noisy / (rate * size)
+
+    def _parts(self, chosen: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Images and labels of the examples in parts of one size, and which of them are no filling."""
+        filled = F.pad(chosen, (0, -len(chosen) % self._at_once))
+        admitted = torch.arange(len(filled), device=self._device) < len(chosen)
+        for first in range(0, len(filled), self._at_once):
+            part, real = (each[first : first + self._at_once] for each in (filled, admitted))
+            yield torch.where(real[:, None, None, None], self._images[part], 0.0), self._labels[part] * real, real

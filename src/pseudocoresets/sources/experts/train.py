@@ -122,7 +122,8 @@ def train(
             else:
                 if store is not None:
                     store.renew_release()
-                secretly = PrivateTrainer(data, network, settings, where, private, entropy or SystemEntropy())
+                computing, drawn = backend or choose_backend(where), entropy or SystemEntropy()
+                secretly = PrivateTrainer(data, network, settings, where, computing, private, drawn)
                 for number in todo:
                     keep(number, secretly.train(number, shown))
     if store is not None:
