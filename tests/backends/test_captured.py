@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, call
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from pseudocoresets.models.networks import build_network
 
 FusedBackend = pytest.importorskip("pseudocoresets.backends.fused", exc_type=ImportError).FusedBackend
 
-from pseudocoresets.backends.fused.capture import Capturing, captured, without_collection  # noqa: E402
+from pseudocoresets.backends.fused.capture import FIRST, Capturing, captured, without_collection  # noqa: E402
 from pseudocoresets.backends.fused.norm import ChannelsLastNorms  # noqa: E402
 
 NETWORK = build_network("convnet:depth=2,width=4,pooling=max,norm=none", (1, 8, 8), 3)
@@ -118,7 +118,7 @@ def test_nothing_is_collected_during_a_capture() -> None:
 def test_a_graph_is_captured_after_a_warm_up_and_settings_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CUDA calls stand for themselves; a capture that fails leaves cuDNN and the collector as they were too."""
     cuda = MagicMock()
-    for name in ("Stream", "stream", "current_stream", "synchronize", "CUDAGraph", "graph"):
+    for name in ("Stream", "stream", "current_stream", "current_device", "synchronize", "CUDAGraph", "graph"):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     settings: list[tuple[bool, bool]] = []
 
@@ -136,6 +136,7 @@ def test_a_graph_is_captured_after_a_warm_up_and_settings_come_back(monkeypatch:
     assert settings == 2 * [(True, True), (True, False)] + [(False, True)]
     calls = [name for name, *_ in cuda.method_calls]
     assert calls.index("stream") < calls.index("synchronize") < calls.index("CUDAGraph") < calls.index("graph")
+    assert call(cuda.current_device.return_value, priority=FIRST) in cuda.Stream.call_args_list
 
 
 def test_work_that_cannot_be_captured_is_done_again_and_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +16,8 @@ import torch
 T = TypeVar("T")
 LIBRARIES = ("torch", "triton")
 """Packages whose own lines say little about what could not be captured."""
+FIRST = -1
+"""The priority of what the next kernel waits for: streams beside it, as for gradients of weights, have 0."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +70,19 @@ def cudnn_benchmark() -> Iterator[None]:
 
 @contextmanager
 def capture_into(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-    """What the block launches becomes ``graph``.
+    """What the block launches becomes ``graph``; what it launches on other streams gives way to the rest.
 
     Python collects no garbage meanwhile: another graph that is freed during a capture invalidates it.
     """
-    with without_collection(), torch.cuda.graph(graph):
+    stream = _first_stream(torch.cuda.current_device())
+    with without_collection(), torch.cuda.graph(graph, stream=stream):
         yield
+
+
+@cache
+def _first_stream(device: int) -> torch.cuda.Stream:
+    """One for all captures on a device, because libraries keep a workspace for each stream."""
+    return torch.cuda.Stream(device, priority=FIRST)
 
 
 @contextmanager
