@@ -30,8 +30,8 @@ CONVNETS = (
     "convnet:norm=none,activation=sigmoid",
     "convnet:norm=layer,pooling=none,depth=2,width=16",
 )
-FLOAT32_ROUNDING = 1e-4
-"""Relative, of float32 in products of matrices by other kernels, tiles of Winograd's among them."""
+PRODUCT_ROUNDING = 1e-5
+"""Relative, of float32 in a convolution by Winograd's tiles, whose sums make some hundred times more of 6e-8."""
 
 
 def batch(shape: tuple[int, int, int] = SHAPE, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -50,6 +50,20 @@ def exact(network: Network, theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor
     return clipped_sum(gradients, norm), norm
 
 
+def rounding_bound(network: Network, theta: Tensor, x: Tensor, y: Tensor, wanted: Tensor, norm: float) -> float:
+    """How far rounding may move the sum: three times what it does to parameters changed by as much, and itself.
+
+    Units of ReLU and max pooling switch: for the networks here 0.002 to 0.005 on a CPU, and 1e-5 for a smooth one.
+    """
+    generator = torch.Generator("cuda").manual_seed(1)
+    away = []
+    for _ in range(3):
+        noise = torch.randn(theta.shape, generator=generator, device="cuda", dtype=torch.float64)
+        moved = LayerwiseGradients(network)(theta.double() * (1 + PRODUCT_ROUNDING * noise), x.double(), y)
+        away.append(relative(clipped_sum(moved, norm), wanted))
+    return 3 * max(away) + PRODUCT_ROUNDING
+
+
 @pytest.mark.parametrize("shape", [SHAPE, (1, 28, 28)])
 @pytest.mark.parametrize("name", [*CONVNETS, "convnet:pooling=max", "lenet", "mlp"])
 def test_clipped_sums_agree(name: str, shape: tuple[int, int, int]) -> None:
@@ -59,7 +73,8 @@ def test_clipped_sums_agree(name: str, shape: tuple[int, int, int]) -> None:
     with whole_products():
         found = backend.clipped_gradients(network, theta, x, y, norm)
     assert all(captured is not None for captured in backend._clipped_sums.values())
-    assert relative(found, wanted) < FLOAT32_ROUNDING
+    bound = rounding_bound(network, theta, x, y, wanted, norm)
+    assert relative(found, wanted) < bound < 0.05
 
 
 @pytest.mark.parametrize("name", CONVNETS)
@@ -131,7 +146,7 @@ def test_where_nothing_can_be_captured_the_plain_path_goes_on(
     network, (x, y) = build_network("convnet:width=16", SHAPE, 10), batch()
     theta, backend = network.initialise(0).cuda(), FusedBackend("cuda")
     found = [backend.clipped_gradients(network, theta, x, y, 1.0) for _ in range(2)]
-    assert relative(found[1], PlainBackend().clipped_gradients(network, theta, x, y, 1.0)) < FLOAT32_ROUNDING
+    assert relative(found[1], PlainBackend().clipped_gradients(network, theta, x, y, 1.0)) < 10 * PRODUCT_ROUNDING
     assert len([record for record in caplog.records if "not today" in record.message]) == 1
 
 
