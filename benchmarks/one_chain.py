@@ -51,6 +51,7 @@ class Variant:
 LONG = {"steps": 40, "horizon": 400, "batch_size": 1024, "spread": True}
 SHORT = {"steps": 60, "horizon": 200, "batch_size": 1024, "spread": True}
 MOVING = {"step_size": 0.0125, "momentum": 0.9}
+FAST = {"step_size": 0.04, "momentum": 0.9}
 SLOW = {"learning_rate": 2e-3}
 VARIANTS = {
     "real-40-400": Variant("real", LONG),
@@ -62,6 +63,8 @@ VARIANTS = {
     "noise-100-200-large": Variant("noise", {**SHORT, "steps": 100, "unrolls": 4, "batch_size": 2048}),
     "ten-recorded-100-200-moving": Variant("recorded", {**SHORT, **MOVING, "steps": 100, "unrolls": 2}, SLOW, ipc=10),
     "ten-noise-100-200-moving": Variant("noise", {**SHORT, **MOVING, "steps": 100, "unrolls": 2}, ipc=10),
+    "ten-recorded-100-200-fast": Variant("recorded", {**SHORT, **FAST, "steps": 100, "unrolls": 2}, SLOW, ipc=10),
+    "ten-noise-100-200-fast": Variant("noise", {**SHORT, **FAST, "steps": 100, "unrolls": 2}, ipc=10),
     "fifty-recorded-100-200-moving": Variant(
         "recorded", {**SHORT, **MOVING, "steps": 100, "unrolls": 2, "points_per_step": 125}, SLOW, ipc=50
     ),
@@ -70,14 +73,16 @@ VARIANTS = {
 }
 
 
-WAYS: tuple[dict[str, Any], ...] = (
-    {"sampler": "langevin", "step_size": 0.05, "steps": 300},
-    {"sampler": "langevin", "step_size": 0.05, "steps": 1000},
-    {"sampler": "langevin", "step_size": 0.025, "steps": 1000},
-    {"sampler": "sghmc", "step_size": 0.0125, "steps": 300},
-    {"sampler": "sghmc", "step_size": 0.0125, "steps": 1000},
-)
-"""How a growing coreset is sampled, cold, at the preset's temperature of 0.01."""
+PLAIN, AS_MOVING = {"sampler": "langevin", "step_size": 0.05}, {"sampler": "sghmc", "step_size": 0.0125}
+
+
+def ways_to_sample(variant: Variant) -> Iterator[dict[str, Any]]:
+    """How a growing coreset is sampled, cold and at the preset's temperature of 0.01: as its windows move, and not."""
+    moves = "momentum" in variant.options
+    own, other = (AS_MOVING, PLAIN) if moves else (PLAIN, AS_MOVING)
+    own = own | {"step_size": variant.options.get("step_size", own["step_size"])}
+    yield from ({**own, "steps": steps} for steps in (300, 1000))
+    yield {**other, "steps": 1000}
 
 
 def start_of(variant: Variant, settings: ConstructionSettings, data: Dataset) -> pc.Coreset:
@@ -127,7 +132,7 @@ def grow(
         made.coreset.save(folder / f"{name}-{seed}.safetensors", compact=True)
         milliseconds = round(1e3 * made.seconds_per_iteration, 1)
         shared = {"variant": name, "seed": seed, "iterations": iterations, "ms_per_iteration": milliseconds}
-        for sampling in WAYS:
+        for sampling in ways_to_sample(variant):
             yield {**shared, **sampling, **judged(made.coreset, data, **sampling, mixed_kinds=False)}
 
 
