@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -335,6 +335,15 @@ def parquet_file(path: Path) -> Any:
         return import_parquet().ParquetFile(path)
     except (OSError, ValueError) as error:
         raise FileFormatError(f"'{path}' is not a Parquet file ({error}).") from None
+
+
+def parquet_batches(path: Path, rows: int, groups: Sequence[int], names: Sequence[str]) -> Iterator[Any]:
+    """Arrow batches of some row groups, of so many rows each."""
+    file = parquet_file(path)
+    try:
+        yield from file.iter_batches(rows, row_groups=list(groups), columns=list(names), use_threads=False)
+    except (OSError, ValueError) as error:
+        raise FileFormatError(f"'{path}' is a damaged Parquet file ({first_line(error)}).") from None
 
 
 def _numbers(name: str, values: Sequence[Any]) -> NDArray[np.float64]:
