@@ -130,7 +130,7 @@ def _kept_at(path: Path, made: Coreset) -> Coreset:
     points = TensorFile.open(path).tensors()
     for name, own in {"x": made.x, "y": made.y, "weights": made.weights}.items():
         found = points.get(name)
-        if found is None or found.shape != own.shape or not bool(found.isfinite().all()):
+        if found is None or (found.shape, found.dtype) != (own.shape, own.dtype) or not bool(found.isfinite().all()):
             raise FileFormatError(f"'{path}' does not hold the points of this construction; remove it.")
     return replace(made, x=points["x"], y=points["y"], weights=points["weights"])
 
