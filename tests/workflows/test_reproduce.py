@@ -457,14 +457,16 @@ def test_every_variant_says_what_it_is() -> None:
         ({"metrics": {"accuracy": {"values": 0.5}, "ensemble": {}}}, "'values' is 0.5"),
         ({"construction": {"iterations": [3]}}, "'iterations' is"),
         ({"seconds": -1}, "'seconds' is -1"),
+        ({"plan": {"method": "gm"}}, "lacks 'method_options'"),
     ],
 )
 def test_a_forged_record_is_refused_in_one_sentence(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
     """Its checksum in order, so that only its content tells."""
     cell = ReproductionCell(Made("cifar10", 1, "best"))
-    once(tmp_path / "cells" / "made" / "cell", {"cell": cell.as_json()}, lambda: {"seconds": 3.0})
+    plan = Scale().plan(cell).as_json()
+    once(tmp_path / "cells" / "made" / "cell", {"cell": cell.as_json(), "plan": plan}, lambda: {"seconds": 3.0})
     assert list(read_records(tmp_path)) == [cell]
-    once(tmp_path / "cells" / "made" / "other", {"cell": cell.as_json(), **changes}, dict)
+    once(tmp_path / "cells" / "made" / "other", {"cell": cell.as_json(), "plan": plan, **changes}, dict)
     with pytest.raises(FileFormatError, match=f"cannot be used: .*{problem}"):
         read_records(tmp_path)
 

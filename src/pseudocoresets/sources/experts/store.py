@@ -283,6 +283,8 @@ class ExpertStore:
             found = _read_description(folder)
             _require_same(folder, found, store._description())
             if private is not None:
+                if "guarantee" not in found:
+                    raise FileFormatError(f"'{path}' has a budget but no guarantee; restore it, or train them anew.")
                 kept = Guarantee.from_json(found["guarantee"])
                 return cls(folder, network, trained_on, settings, private._replace(guarantee=kept))
         else:

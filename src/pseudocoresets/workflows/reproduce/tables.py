@@ -37,13 +37,12 @@ _AVERAGES = Object(optional=dict.fromkeys(METRICS, _SCORE))
 _SCORES = Object({"ensemble": _AVERAGES}, dict.fromkeys(METRICS, _VALUES))
 _ALL_SCORES = Object({"ensemble": _AVERAGES, **dict.fromkeys(METRICS, _VALUES)})
 RECORD = Object(
-    {"cell": CELL_KIND},
+    {"cell": CELL_KIND, "plan": Object({"method": NAME, "method_options": ANY_OBJECT})},
     optional={
         "construction": Object(optional=dict.fromkeys(COSTS.values(), Nullable(NON_NEGATIVE))),
         "metrics": _SCORES,
         "shift": Object(others=Object(others=_ALL_SCORES)),
         "attack": Object(others=Object(others=Object({"accuracy": _VALUES, "ensemble": _SCORE}))),
-        "plan": Object({"method": NAME, "method_options": ANY_OBJECT}),
         "seconds": NON_NEGATIVE,
     },
 )
