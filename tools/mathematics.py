@@ -415,7 +415,7 @@ def block(lines: list[str]) -> str:
     rows = []
     for line in lines:
         if line.startswith(" "):
-            rows.append(r"& \quad " + formula(line))
+            rows.append(("& " if line.lstrip().startswith(RELATIONS) else r"& \quad ") + formula(line))
             continue
         left, relation, right = _at_relation(line)
         if relation:
