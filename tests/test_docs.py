@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import re
 import shlex
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,7 +28,7 @@ from pseudocoresets.core.registry import Registry
 from pseudocoresets.data import DATASETS
 from pseudocoresets.data.corruptions import CORRUPTIONS
 from pseudocoresets.kernels import KERNELS, SCHEDULES
-from pseudocoresets.methods import METHODS, Solver
+from pseudocoresets.methods import METHODS, GradientMethod, Solver
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.networks import NETWORKS
 from pseudocoresets.privacy.report import attack_rows
@@ -34,6 +36,8 @@ from pseudocoresets.privacy.report import attack_rows
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")])
+WITHOUT_FORMULAS = ("dsa", "cafe-dsa", "gaussian-psvi", "uniform")
+"""Methods that say in words what they do otherwise than another."""
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SHELL_LANGUAGES = ("", "bash", "console", "sh", "shell")
 REGISTRIES: tuple[Registry[Any], ...] = (METHODS, KERNELS, NETWORKS, DATASETS)
@@ -280,6 +284,66 @@ def anchors(page: Path) -> set[str]:
     """Heading anchors as MkDocs and GitHub make them."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+def mathematics() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("mathematics", ROOT / "tools" / "mathematics.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["mathematics"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("written", "typeset"),
+    [
+        (
+            "theta_{t+1} = theta_t - eta grad_theta U(theta_t; A_t x)",
+            r"\theta_{t+1}=\theta_{t}-\eta\nabla_{\theta}U(\theta_{t};A_{t}x)",
+        ),
+        ("KL(pi || pi_x)", r"\mathrm{KL}(\pi\,\|\,\pi_{x})"),
+        ("|| theta_k - theta* ||^2 / n", r"\frac{\left\|\theta_{k}-\theta^{*}\right\|^{2}}{n}"),
+        ("(1 / (2 T)) Var_s[ e - r ]", r"\frac{1}{2T}\,\mathrm{Var}_{s}[e-r]"),
+        ("sum_{i in B_c} f(x_i) / sum_j a_j", r"\sum_{i\inB_{c}}f(x_{i})/\sum_{j}a_{j}"),
+        ("E_sg(pi_x)[ theta-_j ]", r"E_{\mathrm{sg}(\pi_{x})}[\theta_{j}^{-}]"),
+        ("W A (x) G + H^-1/2", r"WA\otimesG+H^{-1/2}"),
+        ("< f - f_w, f_i >", r"\langlef-f_{w},f_{i}\rangle"),
+        ("p(y | x~) ~= 1e-6", r"p(y\mid\tilde{x})\approx10^{-6}"),
+        ("w <- max(0, w - d m / sqrt(t v))", r"w\leftarrow\max(0,w-d\frac{m}{\sqrt{tv}})"),
+    ],
+)
+def test_the_mathematics_of_docstrings_becomes_that_of_pages(written: str, typeset: str) -> None:
+    found = re.sub(r"\\left(?=[(\[])|\\right(?=[)\]])", "", mathematics().formula(written).replace(" ", ""))
+    assert found == typeset
+
+
+def test_words_of_a_sentence_stay_words() -> None:
+    sentence = "A chain of k = ``steps`` steps, a Gaussian of G's: N(0, I) at sigma = 0.01 (see ``psvi``)."
+    expected = (
+        "A chain of $`k =`$ `steps` steps, a Gaussian of $`G`$'s: $`N ( 0 , I )`$ at $`\\sigma = 0.01`$ (see `psvi`)."
+    )
+    assert mathematics().prose(sentence) == expected
+
+
+@pytest.mark.parametrize("name", [*METHODS, *SELECTIONS])
+def test_every_page_of_a_method_has_its_formulas(name: str) -> None:
+    """Each is read as one: nothing of the plain notation is left, and brackets match."""
+    build = METHODS[name] if name in METHODS else type(SELECTIONS[name])
+    texts = [inspect.getdoc(build) or ""]
+    if issubclass(build, GradientMethod):
+        texts.append(inspect.getdoc(inspect.getmodule(build)) or "")
+    page = "\n".join(map(mathematics().markdown, texts))
+    formulas = re.findall(r"```math\n(.*?)\n```", page, re.DOTALL) + re.findall(r"\$`([^`]+)`\$", page)
+    if issubclass(build, GradientMethod | Solver) and name not in WITHOUT_FORMULAS:
+        assert "```math" in page
+    for each in formulas:
+        symbols = re.sub(r"\\(text|texttt|mathrm|begin|end)\{[^}]*\}", "", each)
+        words = re.findall(r"(?<![\\A-Za-z])[A-Za-z]{3,}", symbols)
+        assert words == [] and not re.search(r"~|<-|\|\||\.\.", symbols), each
+        assert each.count("{") == each.count("}") and each.count(r"\left") == each.count(r"\right") + each.count(
+            r"\leftarrow"
+        )
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -1,7 +1,8 @@
 """What MkDocs does not do by itself: mathematics, notebooks, a page for each method and the gallery.
 
 Mathematics is written as on GitHub (a fence named ``math``, or ``$`...`$`` in a line) and becomes MathML, which
-browsers typeset without a script. Pages that can be made from the code are made when the site is built.
+browsers typeset without a script. On the page of a method it comes from the docstring (``tools/mathematics.py``).
+Pages that can be made from the code are made when the site is built.
 """
 
 from __future__ import annotations
@@ -11,14 +12,19 @@ import inspect
 import io
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 from pseudocoresets.methods import METHODS, SOLVERS, GradientMethod
 from pseudocoresets.methods.selection import SELECTIONS
+
+sys.path.insert(0, str(Path(__file__).parent))
+import mathematics
 
 BLOCK = re.compile(r"^```math\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IN_LINE = re.compile(r"\$`([^`]+)`\$")
@@ -42,14 +48,14 @@ OBJECTIVES = {
     "gm": r"\sum_c \sum_{\mathrm{layers}} \left( 1 - \cos(\nabla_\theta E(x_c), \nabla_\theta E(\tilde x_c)) \right)",
     "dsa": r"\sum_c \sum_{\mathrm{layers}} ( 1 - \cos(\nabla_\theta E(A x_c), \nabla_\theta E(A \tilde x_c)) )",
     "kip": r"\frac12 \| y - \Theta(x, \tilde x) (\Theta(\tilde x, \tilde x) + \lambda I)^{-1} \tilde y \|^2",
-    "giga": r"\max_{w \ge 0}\ \frac{\langle L(w), L \rangle}{\| L(w) \|\,\| L \|}",
-    "frank-wolfe": r"\min_{w \ge 0}\ \left\| L - L(w) \right\|^2",
+    "giga": r"\max_{w \ge 0}\ \frac{\langle f_w, f \rangle}{\| f_w \|\,\| f \|}",
+    "frank-wolfe": r"\min_{w \ge 0}\ \left\| f - f_w \right\|^2",
     "sparse-vi": r"\min_{w \ge 0}\ \mathrm{KL}(\pi_w\,\|\,\pi)",
     "quasi-newton": r"\min_{w \ge 0}\ \mathrm{KL}(\pi_w\,\|\,\pi)",
     "coreset-mcmc": r"\min_{w \ge 0}\ \mathrm{KL}(\pi_w\,\|\,\pi)",
     "coreset-mcmc-free": r"\min_{w \ge 0}\ \mathrm{KL}(\pi_w\,\|\,\pi)",
     "hamiltonian-flow": r"\min_{w \ge 0}\ \mathrm{KL}(q_w\,\|\,\pi)",
-    "a-iht": r"\min_{w \ge 0,\ \|w\|_0 \le m}\ \left\| L - L(w) \right\|^2",
+    "a-iht": r"\min_{w \ge 0,\ \|w\|_0 \le m}\ \left\| f - f_w \right\|^2",
     "moments": r"\min_u\ \mathrm{KL}(q\,\|\,\pi_u)",
     "gaussian-rkl": r"\min_u\ \mathrm{KL}(\pi_u\,\|\,\pi)",
     "gaussian-psvi": r"\min_{u, w}\ \mathrm{KL}(\pi_{u, w}\,\|\,\pi)",
@@ -60,8 +66,8 @@ OBJECTIVES = {
     "ld": r"\mathbb{E}\left[ E(x, \theta_W(\tilde y)) \right]",
     "cafe": CAFE,
     "cafe-dsa": CAFE,
-    "herding": r"i_t = \arg\min_i \left\| \mu - \frac1t \left( z_i + \sum_{s<t} z_{i_s} \right) \right\|",
-    "k-center": r"i_t = \arg\max_i \min_{s<t} \left\| z_i - z_{i_s} \right\|",
+    "herding": r"i_t = \mathrm{arg\,min}_i \left\| \mu - \frac1t \left( z_i + \sum_{s<t} z_{i_s} \right) \right\|",
+    "k-center": r"i_t = \mathrm{arg\,max}_i \min_{s<t} \left\| z_i - z_{i_s} \right\|",
     "forgetting": r"f(i) = \# \left\{ e < E : c_e(i) \wedge \neg c_{e+1}(i) \right\}",
     "random": r"P(i) = 1 / n_c",
     "uniform": r"w_i = c_i\, n / m, \quad (c_i) \sim \mathrm{Multinomial}(m, 1/n)",
@@ -78,6 +84,7 @@ ROWS_SHOWN = (
     "This is what the method itself gives, without the check that would replace it by something better.",
 )
 """What the picture of a method shows, in short and in full."""
+THIN = '<mspace width="0.167em" />'
 GREY, COLOURS = "#7a8594", ("#b9c0ca", "#e0883a", "#8fb5e8", "#3a7bd5")
 NAMES = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "svhn": "SVHN", "cifar10": "CIFAR-10", "digits": "digits"}
 
@@ -102,11 +109,21 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     page.meta["formulas"] = formulas = []
 
     def keep(match: re.Match[str], display: str) -> str:
-        formulas.append(convert(match[1].strip(), display=display))
+        formulas.append(typeset(match[1].strip(), display))
         return f"FORMULA{len(formulas) - 1}END" if display == "inline" else f"\n\nFORMULA{len(formulas) - 1}END\n\n"
 
     markdown = BLOCK.sub(lambda match: keep(match, "block"), markdown)
     return IN_LINE.sub(lambda match: keep(match, "inline"), markdown)
+
+
+def typeset(latex: str, display: str) -> str:
+    """MathML, with what the converter leaves out: ``arg min``, the relation of a law, thin spaces after functions."""
+    latex = re.sub(r"\\arg\\(min|max)", r"\\mathrm{arg\\,\1}", latex)
+    found = convert(latex, display=display)
+    if "\\" in found:
+        raise PluginError(f"The formula {latex} has a command that cannot be converted.")
+    found = found.replace("<mi>&#x0007E;</mi>", "<mo>&#x0223C;</mo>")
+    return re.sub(r"(<mi>(?:log|exp|cos)</mi>)(?=<m(?:i|sub|sup|subsup|frac|row)>)", rf"\1{THIN}", found)
 
 
 def on_page_content(content: str, page: Any, **_: Any) -> str:
@@ -130,7 +147,7 @@ def method_page(name: str, build: Any, pictures: set[str]) -> str:
         shown, words = ROWS_SHOWN if build in SOLVERS else DIGITS_SHOWN
         parts += [f'![{shown}, by {name}](../{figure}){{ width="{600 if build in SOLVERS else 400}" }}', "", words, ""]
     parts += ["## Objective and algorithm", ""]
-    parts += [as_markdown(text) for text in dict.fromkeys(texts) if text]
+    parts += [mathematics.markdown(text) for text in dict.fromkeys(texts) if text]
     parts += ["", "## Options", "", "| option | default |", "|---|---|"]
     accepted = inspect.signature(build).parameters.values() if name in METHODS else ()
     rows = [f"| `{each.name}` | {option(each.default)} |" for each in accepted]
@@ -145,12 +162,6 @@ def method_page(name: str, build: Any, pictures: set[str]) -> str:
 def option(default: Any) -> str:
     plain = default is None or isinstance(default, bool | int | float | str)
     return f"`{default}`" if plain else f"`{type(default).__name__}`"
-
-
-def as_markdown(docstring: str) -> str:
-    """A docstring whose double back-quotes and roles become Markdown's."""
-    text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", docstring)
-    return text.replace("``", "`") + "\n"
 
 
 def gallery_page(pictures: set[str]) -> str:

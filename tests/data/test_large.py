@@ -12,7 +12,8 @@ import pytest
 import torch
 from small import Invoke
 
-from pseudocoresets.core.errors import DivergenceError, InputError
+from pseudocoresets._io.files import read_tensors, write_tensors
+from pseudocoresets.core.errors import DivergenceError, FileFormatError, InputError
 from pseudocoresets.core.points import Rows, sum_over
 from pseudocoresets.data import large
 from pseudocoresets.data.large import LargeRows, is_large, load_large_data
@@ -230,3 +231,47 @@ def test_the_command_reads_a_folder(bpc: Invoke, tmp_path: Path, monkeypatch: py
     table = bpc(*[word for word in words.split(" ") if word != "--json"])
     assert "draws of the nearest Gaussian" in " ".join(table.stdout.split())
     assert bpc(*words.split(" "), "--group", "x0").exit_code == 2
+
+
+def test_a_kept_part_that_no_pass_can_have_found_is_found_again(
+    tmp_path: Path, loaded: PosteriorData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file with its checksum in order, but of other rows, or without a number that it must have."""
+    expected = rows_of(loaded).fingerprint
+    for path in (tmp_path / "store").glob("*.safetensors"):
+        tensors, document = read_tensors(path)
+        if "kinds" in document:
+            write_tensors(path, tensors | {"mean": tensors["mean"][:1]}, document | {"rows": 1})
+    again = load_large_data(str(tmp_path / "table"), target="y", store=tmp_path / "store")
+    assert rows_of(again).fingerprint == expected
+
+
+def test_a_damaged_page_is_one_sentence(tmp_path: Path) -> None:
+    folder = write_parts(tmp_path / "table")
+    path = folder / "a.parquet"
+    content = bytearray(path.read_bytes())
+    content[4:200] = bytes(196)
+    path.write_bytes(content)
+    with pytest.raises(FileFormatError, match="is a damaged Parquet file"):
+        load_large_data(str(folder), target="y")
+
+
+def test_every_flipped_bit_of_a_header_is_one_sentence_or_none(tmp_path: Path) -> None:
+    """One of them makes integers of 4 bits, for which pyarrow has an error of its own."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "small.parquet"
+    parquet.write_table(pyarrow.table({"k": np.arange(3, dtype=np.int8)}), path)
+    content = path.read_bytes()
+    header = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    problems = set()
+    for bit in range(8 * header, 8 * len(content)):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        try:
+            large.parquet_file(path)
+        except FileFormatError as error:
+            problems.add(str(error))
+    assert len(problems) > 10 and all("\n" not in each for each in problems)

@@ -324,6 +324,26 @@ def test_tiny_imagenet_checks_its_folder(tmp_path: Path) -> None:
         entry.load(tmp_path)
 
 
+def test_tiny_imagenet_keeps_only_images_that_are_all_there(tmp_path: Path) -> None:
+    """Once the missing file is back, the folder is read again."""
+    write_tiny_imagenet(tmp_path, False)
+    entry = replace(small(TINY_IMAGENET, 6, 3), classes=("a", "b", "c"))
+    annotations = tmp_path / "tiny-imagenet-200" / "val" / "val_annotations.txt"
+    lines = annotations.read_text()
+    annotations.write_text(lines.splitlines()[0])
+    with pytest.raises(FileFormatError, match="1 images and 1 labels where tiny-imagenet has 3"):
+        entry.load(tmp_path)
+    annotations.write_text(lines)
+    assert len(entry.load(tmp_path).test) == 3
+
+
+def test_lists_of_tiny_imagenet_are_text(tmp_path: Path) -> None:
+    write_tiny_imagenet(tmp_path, False)
+    (tmp_path / "tiny-imagenet-200" / "wnids.txt").write_bytes(b"n01\xff")
+    with pytest.raises(FileFormatError, match="is not text in UTF-8"):
+        TINY_IMAGENET.load(tmp_path)
+
+
 def test_the_digits_have_not_changed() -> None:
     """The split is fixed: a run on digits means the same data everywhere."""
     digits = load_dataset("digits")

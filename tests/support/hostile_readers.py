@@ -5,23 +5,16 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import os
-import pickle
-import struct
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import hostile
-import numpy as np
 import torch
-from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import strategies as st
+from hostile_cases import Reader, texts, writing
+from hostile_data import data_readers
+from hostile_records import record_readers
 
 import pseudocoresets as pc
 from pseudocoresets._io.files import read_tensors, write_json, write_tensors
@@ -34,15 +27,9 @@ from pseudocoresets._report.wording import flattened
 from pseudocoresets.construction.checkpoint import CheckpointKeeper
 from pseudocoresets.construction.learner import Learner
 from pseudocoresets.construction.settings import ConstructionSettings
-from pseudocoresets.core.errors import PseudocoresetsError
 from pseudocoresets.core.parameterisation import Parameterisation
 from pseudocoresets.core.points import Points
-from pseudocoresets.core.progress import Silent
-from pseudocoresets.data.cifar10_c import _open
-from pseudocoresets.data.idx import read_idx
-from pseudocoresets.data.pickles import read_pickle
 from pseudocoresets.data.restoring import without_matrices
-from pseudocoresets.data.tables import load_posterior_data
 from pseudocoresets.data.transforms import InputTransform, WhiteningOrigin, fit_zca
 from pseudocoresets.data.zca_cache import kept_zca
 from pseudocoresets.evaluation.function_space import FORMAT, Predictions
@@ -56,64 +43,6 @@ from pseudocoresets.workflows.audit import audit_findings
 from pseudocoresets.workflows.cells import once
 
 HASH = 32 * "0"
-BATCH = 10
-"""Files in one of hypothesis's examples, whose own cost they share."""
-Write = Callable[[Path], None]
-
-
-@dataclass(frozen=True)
-class Reader:
-    """A reader of one kind of file, and the strategy for writers of wrong files of it."""
-
-    name: str
-    wrong: st.SearchStrategy[Write]
-    read: Callable[[Path], Any]
-    file: str
-    """The name that the file has to have."""
-    share: int = 10
-    """How many of its cases are tried for each one of the slowest reader's."""
-
-    def attempt(self, write: Write, folder: Path) -> bool:
-        """Whether a wrong file is read after all; any other error than one sentence of the library goes through."""
-        path = folder / self.file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path)
-        try:
-            self.read(path)
-        except PseudocoresetsError as error:
-            sentence = str(error)
-            assert sentence.isprintable() and 0 < len(sentence) < 5000, repr(sentence)
-            return False
-        return True
-
-
-@dataclass
-class Tried:
-    """How many wrong files were tried, and how many of them were read."""
-
-    cases: int = 0
-    read: int = 0
-
-
-def try_cases(reader: Reader, folder: Path, count: int, number: int | None = None) -> Tried:
-    """Try ``count`` wrong files, the same ones at every time, or those of a ``number``; the first failure is raised."""
-    tried = Tried()
-
-    @settings(
-        max_examples=max(1, count // BATCH),
-        deadline=None,
-        database=None,
-        derandomize=number is None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(st.lists(reader.wrong, min_size=BATCH, max_size=BATCH))
-    def attempts(batch: list[Write]) -> None:
-        for write in batch:
-            tried.cases += 1
-            tried.read += reader.attempt(write, folder)
-
-    (attempts if number is None else seed(number)(attempts))()
-    return tried
 
 
 def readers(folder: Path) -> list[Reader]:
@@ -126,37 +55,10 @@ def readers(folder: Path) -> list[Reader]:
         *_runs(folder),
         *_audits(),
         *_caches(folder),
-        Reader("preset", _texts(_PRESET), lambda path: pc.preset(path), "preset.json"),
-        *_data_files(),
+        Reader("preset", texts(_PRESET), lambda path: pc.preset(path), "preset.json"),
+        *data_readers(folder),
+        *record_readers(folder),
     ]
-
-
-def _texts(whole: Any) -> st.SearchStrategy[Write]:
-    return hostile.texts(whole).map(_writing)
-
-
-def _writing(content: bytes) -> Write:
-    def write(path: Path) -> None:
-        path.write_bytes(content)
-
-    return write
-
-
-def _bytes(whole: bytes) -> st.SearchStrategy[Write]:
-    """A copy of a whole file that was cut, of which a few bits flipped, or into which bytes were put."""
-
-    def changed(how: tuple[str, list[int], bytes]) -> Write:
-        kind, places, other = how
-        content = whole
-        for place in places:
-            content = hostile.flipped(content, place % (8 * len(content))) if kind == "flip" else content
-        at = places[0] % len(whole)
-        content = {"cut": whole[:at], "put": whole[:at] + other + whole[at:], "instead": other}.get(kind, content)
-        return _writing(content)
-
-    kinds = st.sampled_from(["flip", "flip", "cut", "put", "instead"])
-    places = st.lists(st.integers(0, 8 * len(whole) - 1), min_size=1, max_size=4)
-    return st.tuples(kinds, places, st.binary(max_size=40)).map(changed)
 
 
 def _coresets(folder: Path) -> list[Reader]:
@@ -260,7 +162,7 @@ def _stores(folder: Path) -> list[Reader]:
 
     files = hostile.tensor_files(read_tensors(folder / "store" / "expert-0000.safetensors"))
     return [
-        Reader("store.json", _texts(json.loads(description)), use, "store/store.json"),
+        Reader("store.json", texts(json.loads(description)), use, "store/store.json"),
         Reader("expert", files, use, "store/expert-0000.safetensors"),
     ]
 
@@ -290,10 +192,10 @@ def _runs(folder: Path) -> list[Reader]:
     tensors, document = read_tensors(_image_coreset(folder))
     write_tensors(folder / "whole image.safetensors", tensors, document)
     record = {"iteration": 3, "loss": 0.5, "positive": 1.0}
-    lines = hostile.texts(record).map(lambda content: _writing(content.replace(b"\n", b" ") + b"\n"))
+    lines = hostile.texts(record).map(lambda content: writing(content.replace(b"\n", b" ") + b"\n"))
     return [
-        Reader("metrics.json", _texts(metrics), use, "run/metrics.json"),
-        Reader("config.json", _texts({"settings": {"a": [1, {"b": None}]}}), use, "run1/config.json"),
+        Reader("metrics.json", texts(metrics), use, "run/metrics.json"),
+        Reader("config.json", texts({"settings": {"a": [1, {"b": None}]}}), use, "run1/config.json"),
         Reader("log.jsonl", lines, use, "run2/log.jsonl"),
     ]
 
@@ -328,7 +230,7 @@ def _audits() -> list[Reader]:
     predictions[1]["about"] = {"sampler": "langevin"}
     shadow = ({"answer": torch.zeros(3, dtype=torch.float64)}, {"identity": HASH, "shadow": 0, "way": "coreset"})
     return [
-        Reader("audit.json", _texts(audit), use_audit, "privacy/audit.json"),
+        Reader("audit.json", texts(audit), use_audit, "privacy/audit.json"),
         Reader("shadow", hostile.tensor_files(shadow), use_shadow, "s.safetensors"),
         Reader("predictions", hostile.tensor_files(predictions), Predictions.load, "p.safetensors"),
     ]
@@ -372,7 +274,7 @@ def _caches(folder: Path) -> list[Reader]:
             use_whitening,
             f"cache/pseudocoresets/zca-{HASH}.safetensors",
         ),
-        Reader("cell", _texts(cell), use_cell, "cell/metrics.json"),
+        Reader("cell", texts(cell), use_cell, "cell/metrics.json"),
     ]
 
 
@@ -384,48 +286,3 @@ _PRESET = {
     "before": {"bptt": [{"method": "wasserstein", "options": {}, "learning": {}}]},
     "default_method": "cd",
 }
-
-
-def _data_files() -> list[Reader]:
-    idx = struct.pack(">HBB3I", 0, 8, 3, 2, 3, 3) + bytes(range(18))
-    batch = pickle.dumps({b"data": np.arange(12, dtype=np.uint8).reshape(2, 6), b"labels": [0, 1]}, protocol=2)
-    table = "a,b,y\n" + "".join(f"{i},{i * i % 7},{i % 2}\n" for i in range(30))
-    return [
-        Reader("idx", _bytes(idx), read_idx, "idx3-ubyte"),
-        Reader("idx.gz", _bytes(gzip.compress(idx, mtime=0)), read_idx, "idx3-ubyte.gz"),
-        Reader("pickle", _bytes(batch), read_pickle, "data_batch_1"),
-        Reader("npy", _bytes(_npy()), lambda path: _open(path, (5, 2)), "fog.npy"),
-        Reader(
-            "csv",
-            _bytes(table.encode()),
-            lambda path: load_posterior_data(str(path), "logistic", target="y"),
-            "t.csv",
-            3,
-        ),
-        Reader("folder", _bytes(_png()), _read_folder, "images/a/1.png", 1),
-    ]
-
-
-def _npy() -> bytes:
-    content = io.BytesIO()
-    np.save(content, np.arange(10, dtype=np.uint8).reshape(5, 2))
-    return content.getvalue()
-
-
-def _png() -> bytes:
-    from PIL import Image
-
-    content = io.BytesIO()
-    Image.fromarray(np.arange(16, dtype=np.uint8).reshape(4, 4)).save(content, "PNG")
-    return content.getvalue()
-
-
-def _read_folder(path: Path) -> None:
-    """The wrong image among three whole ones."""
-    for name in ("a/2.png", "b/1.png", "b/2.png"):
-        whole = path.parent.parent / name
-        whole.parent.mkdir(exist_ok=True)
-        whole.write_bytes(_png())
-    from pseudocoresets.data.folder import load_folder
-
-    load_folder(path.parent.parent, progress=Silent())

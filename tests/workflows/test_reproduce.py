@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,18 +18,27 @@ from small import Invoke
 from typer.testing import CliRunner
 
 from pseudocoresets._cli.app import build_app
+from pseudocoresets.core.errors import FileFormatError
 from pseudocoresets.data.corruptions import CORRUPTIONS
 from pseudocoresets.evaluation.attacks import Attack, attack_chains
 from pseudocoresets.evaluation.paper import paper_figures
 from pseudocoresets.sources.experts import Experts
-from pseudocoresets.workflows.cells import RESULT
+from pseudocoresets.workflows.cells import RESULT, once
 from pseudocoresets.workflows.place import workplace
 from pseudocoresets.workflows.reproduce.catalogue import NETWORKS, TABLES, Place
 from pseudocoresets.workflows.reproduce.cells import CONVNET, VARIANTS, Made, ReproductionCell
 from pseudocoresets.workflows.reproduce.judge import Order, ReproductionJudge
 from pseudocoresets.workflows.reproduce.scale import SMOKE, SMOKE_NETWORKS, Scale
 from pseudocoresets.workflows.reproduce.schedule import ATTACK_SECONDS, SHIFT_SECONDS, Clock, Wanted, judge_coreset
-from pseudocoresets.workflows.reproduce.tables import UNITS, corruption_of, lines_of, markdown, read_records
+from pseudocoresets.workflows.reproduce.tables import (
+    UNITS,
+    _values,
+    corruption_of,
+    failures,
+    lines_of,
+    markdown,
+    read_records,
+)
 from pseudocoresets.workflows.run import experts_for
 
 ORDER = Order(Path("nowhere"))
@@ -436,3 +446,43 @@ def test_every_variant_says_what_it_is() -> None:
     assert all(variant.title for variant in VARIANTS.values())
     assert VARIANTS["published"].chooses_rate
     assert [place for place in TABLES["pictures"].places() if isinstance(place, Place)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"cell": {"made": {}}}, "lacks 'dataset'"),
+        ({"cell": Made("digits", 1, "best").__dict__}, "lacks 'made'"),
+        ({"metrics": {"ensemble": {"nll": "low"}}}, "'nll' is the text 'low'"),
+        ({"metrics": {"accuracy": {"values": 0.5}, "ensemble": {}}}, "'values' is 0.5"),
+        ({"construction": {"iterations": [3]}}, "'iterations' is"),
+        ({"seconds": -1}, "'seconds' is -1"),
+        ({"plan": {"method": "gm"}}, "lacks 'method_options'"),
+    ],
+)
+def test_a_forged_record_is_refused_in_one_sentence(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    """Its checksum in order, so that only its content tells."""
+    cell = ReproductionCell(Made("cifar10", 1, "best"))
+    plan = Scale().plan(cell).as_json()
+    once(tmp_path / "cells" / "made" / "cell", {"cell": cell.as_json(), "plan": plan}, lambda: {"seconds": 3.0})
+    assert list(read_records(tmp_path)) == [cell]
+    once(tmp_path / "cells" / "made" / "other", {"cell": cell.as_json(), "plan": plan, **changes}, dict)
+    with pytest.raises(FileFormatError, match=f"cannot be used: .*{problem}"):
+        read_records(tmp_path)
+
+
+def test_a_metric_that_is_not_finite_is_shown_as_such() -> None:
+    """JSON has null for it."""
+    document = {"metrics": {"nll": {"values": [None, 1.0]}, "ensemble": {"nll": None}}}
+    place = Place("cifar10", 1, "fkl", "", {})
+    single, average = _values("nll", place, document)
+    assert math.isnan(single[0]) and single[1] == 1.0 and average is not None and math.isnan(average)
+
+
+def test_a_failure_without_a_reason_is_still_one(tmp_path: Path) -> None:
+    for name, content in {"a": b"", "b": b"Traceback\nValueError: no\n", "c": b"\xff"}.items():
+        (tmp_path / "cells" / "made" / name).mkdir(parents=True)
+        (tmp_path / "cells" / "made" / name / "failure.txt").write_bytes(content)
+    found = failures(tmp_path)
+    assert found["made a"] == "It was not recorded why." and found["made b"] == "ValueError: no"
+    assert "is not text in UTF-8" in found["made c"]

@@ -20,9 +20,11 @@ from safetensors import SafetensorError, safe_open
 from pseudocoresets._io.documents import json_text, parse_json
 from pseudocoresets._io.schema import Array, Header, Kind, Mismatch, check_headers
 from pseudocoresets.core.errors import FileFormatError, InputError
+from pseudocoresets.core.text import first_line
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor
 
 PART_SUFFIX = ".part"
@@ -197,6 +199,33 @@ def read_json(path: str | os.PathLike[str], kind: Kind | None = None) -> Any:
         with naming(path):
             kind.check(content, "it")
     return content
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The content of a text file in UTF-8."""
+    try:
+        require_regular(path)
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise FileFormatError(f"Cannot read '{path}': {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise FileFormatError(f"'{path}' is not text in UTF-8; restore it from a copy.") from None
+
+
+def read_array(path: str | os.PathLike[str]) -> NDArray[Any]:
+    """The array of a .npy file, mapped rather than read; files with Python objects are refused."""
+    import numpy as np
+
+    try:
+        require_regular(path)
+        array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileFormatError:
+        raise
+    except Exception as error:  # a damaged header makes NumPy raise almost anything
+        raise FileFormatError(f"'{path}' is not a readable .npy file ({first_line(error)}).") from None
+    if not isinstance(array, np.ndarray):  # NumPy opens archives of arrays, too
+        raise FileFormatError(f"'{path}' is an archive of arrays, not one .npy array.")
+    return array
 
 
 @contextmanager

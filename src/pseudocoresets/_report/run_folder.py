@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pseudocoresets._io.documents import parse_json
-from pseudocoresets._io.files import read_json, read_tensors, require_regular
+from pseudocoresets._io.files import read_json, read_tensors, read_text
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.coreset import CORESET_FILE, Coreset
 
@@ -82,11 +82,7 @@ def _read_log(path: Path) -> list[dict[str, Any]]:
 
     A last line without an end is what a killed run leaves, so it is dropped.
     """
-    try:
-        require_regular(path)
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileFormatError(f"Cannot read '{path}': {error}.") from None
+    lines = read_text(path).split("\n")
     records: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(lines[:-1], start=1):
         if not line.strip():

@@ -16,6 +16,8 @@ from pseudocoresets.core.text import shortened
 T = TypeVar("T")
 WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", NoneType: "none"}
 
+COLLECTIONS = (list, tuple, dict, set, bytes)
+
 
 @dataclasses.dataclass(frozen=True)
 class Range:
@@ -136,9 +138,12 @@ def alternatives(hint: Any) -> tuple[Any, ...]:
 
 def _fits(value: Any, hint: Any) -> bool:
     """Whether a plain value is one of the plain types; objects are for the part itself to check."""
+    kinds = alternatives(hint)
+    if isinstance(value, COLLECTIONS) and all(kind in WORDS or get_origin(kind) is Literal for kind in kinds):
+        return False
     if not isinstance(value, bool | numbers.Real | str | None):
         return True
-    return any(_is_a(value, kind) for kind in alternatives(hint))
+    return any(_is_a(value, kind) for kind in kinds)
 
 
 def _is_a(value: Any, kind: Any) -> bool:

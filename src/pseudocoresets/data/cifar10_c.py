@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pseudocoresets._io.files import read_array
 from pseudocoresets.core.errors import DataUnavailableError, FileFormatError, InputError
 from pseudocoresets.core.progress import Progress
 from pseudocoresets.data.catalogue import DatasetEntry
@@ -95,17 +96,9 @@ def corrupted_entry(corruption: str, severity: int) -> DatasetEntry:
 
 
 def _open(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """The array of a .npy file, mapped rather than read; files with Python objects are refused."""
-    import numpy as np
-
     if not path.is_file():
         raise DataUnavailableError(f"There is no file '{path}'; 'bpc data fetch cifar10-c' brings it (2.9 GB).")
-    try:
-        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # a damaged header makes NumPy raise almost anything
-        raise FileFormatError(f"'{path}' is not a readable .npy file ({error}).") from None
-    if not isinstance(array, np.ndarray):  # NumPy opens archives of arrays, too
-        raise FileFormatError(f"'{path}' is an archive of arrays, not one .npy array.")
+    array = read_array(path)
     if array.shape != shape or array.dtype.kind not in "ui":
         raise FileFormatError(f"'{path}' holds {array.dtype} {array.shape} where CIFAR-10-C has bytes {shape}.")
     return array

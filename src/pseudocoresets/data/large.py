@@ -23,6 +23,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pseudocoresets._io.files import read_tensors, write_tensors
+from pseudocoresets._io.schema import (
+    FLAG,
+    HASH,
+    NON_NEGATIVE,
+    SIZE,
+    ListOf,
+    Mismatch,
+    Nullable,
+    Number,
+    Object,
+    OneOf,
+    Text,
+)
 from pseudocoresets.core.devices import host_memory
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.fingerprint import DIGEST_BYTES, fingerprint
@@ -39,6 +52,7 @@ from pseudocoresets.data.tables import (
     PosteriorData,
     class_name,
     constant_target,
+    parquet_batches,
     parquet_file,
     require_column,
 )
@@ -49,6 +63,17 @@ from pseudocoresets.models.named import build_model
 Array: TypeAlias = NDArray[Any]
 Kept: TypeAlias = tuple[Mapping[str, Tensor], Mapping[str, Any]]
 """Tensors, and what JSON holds of the rest."""
+Check: TypeAlias = Callable[[Mapping[str, Tensor], Mapping[str, Any]], None]
+SUMMARY = Object(
+    {
+        "content": HASH,
+        "rows": SIZE,
+        "kinds": Nullable(OneOf((ListOf(Number(), 100), ListOf(Text(), 100)))),
+        "text": FLAG,
+        "whole": FLAG,
+    }
+)
+TERMS = Object({"seconds": NON_NEGATIVE})
 
 PART_ROWS = 1_000_000
 """The most rows of a part, if row groups are no larger."""
@@ -189,8 +214,7 @@ class LargeTable:
         """
         part, begin = self.parts[index], 0
         names = [*self.features, self.target]
-        file = parquet_file(part.path)
-        for batch in file.iter_batches(self.batch_rows, row_groups=list(part.groups), columns=names, use_threads=False):
+        for batch in parquet_batches(part.path, self.batch_rows, part.groups, names):
             end = begin + batch.num_rows
             if only is None:
                 yield begin, batch
@@ -281,7 +305,7 @@ class _Summary:
 
 def _summary(table: LargeTable, store: Path | None, index: int) -> _Summary:
     known = fingerprint("summary", table.parts[index], table.features, table.target, table.seed, table.held_out(index))
-    tensors, document = _kept(store, known, lambda: _summarised(table, index))
+    tensors, document = _kept(store, known, lambda: _summarised(table, index), partial(_check_summary, table, index))
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
     kinds = None if document["kinds"] is None else tuple(document["kinds"])
 
@@ -330,12 +354,36 @@ def _summarised(table: LargeTable, index: int) -> Kept:
     return tensors, about
 
 
-def _kept(store: Path | None, identity: str, compute: Callable[[], Kept]) -> Kept:
-    """What the store holds under this identity, or what ``compute`` finds, which is kept."""
+def _check_summary(table: LargeTable, index: int, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
+    """Refuse what no pass over the part can have found."""
+    SUMMARY.check(document, "its metadata")
+    width, kinds = len(table.features), document["kinds"]
+    shapes = {"mean": (width + 1,), "products": (width + 1, width + 1)}
+    for name, positions in {"held_out": table.held_out(index), "some": table.some(index)}.items():
+        shapes |= {f"{name}_x": (len(positions), width), f"{name}_y": (len(positions),)}
+    _check_tensors(tensors, shapes)
+    codes = torch.cat([tensors["held_out_y"], tensors["some_y"]])
+    if document["rows"] != table.parts[index].rows or kinds == []:
+        raise Mismatch("it is of other rows")
+    if document["text"] and not (kinds and bool(((codes >= 0) & (codes < len(kinds))).all())):
+        raise Mismatch("it has classes without a name")
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for name, shape in shapes.items():
+        found = tensors.get(name)
+        if found is None or found.shape != shape or found.dtype != torch.float64 or not bool(found.isfinite().all()):
+            raise Mismatch(f"'{name}' is not {shape} finite numbers")
+
+
+def _kept(store: Path | None, identity: str, compute: Callable[[], Kept], check: Check) -> Kept:
+    """What the store holds under this identity, if ``check`` passes it, or what ``compute`` finds, which is kept."""
     path = None if store is None else store / f"{identity}.safetensors"
     if path is not None and path.is_file():
         with suppress(FileFormatError):
-            return read_tensors(path)
+            kept = read_tensors(path)
+            check(*kept)
+            return kept
     found = compute()
     if path is not None:
         write_tensors(path, *found)
@@ -549,7 +597,12 @@ def _part_sum(
         processor = time.process_time() - began[1]
         return terms, {"seconds": time.perf_counter() - began[0], "processor_seconds": processor}
 
-    tensors, document = _kept(store, fingerprint("sum", reader.identity(index), function), compute)
+    def check(tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
+        TERMS.check(document, "its metadata")
+        if set(tensors) != {str(number) for number in range(len(tensors))}:
+            raise Mismatch("its terms are not numbered")
+
+    tensors, document = _kept(store, fingerprint("sum", reader.identity(index), function), compute, check)
     return tuple(tensors[str(number)] for number in range(len(tensors))), document["seconds"]
 
 
@@ -560,7 +613,11 @@ def _part_rows(reader: PartReader, store: Path | None, unit: tuple[int, Array]) 
         x, y = reader.rows(index, positions)
         return {"x": x, "y": y}, {}
 
-    tensors, _ = _kept(store, fingerprint("rows", reader.identity(index), positions), compute)
+    def check(tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
+        width = len(reader.table.features) + 1
+        _check_tensors(tensors, {"x": (len(positions), width), "y": (len(positions),)})
+
+    tensors, _ = _kept(store, fingerprint("rows", reader.identity(index), positions), compute, check)
     return tensors["x"], tensors["y"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -318,8 +318,12 @@ def _read_parquet(path: Path) -> dict[str, list[Any]]:
     except InputError:
         raise
     except Exception as error:
-        raise FileFormatError(f"'{path}' is not a Parquet file ({error}).") from None
+        raise FileFormatError(f"'{path}' is not a Parquet file ({first_line(error)}).") from None
     return {name: table.column(name).to_pylist() for name in table.column_names}
+
+
+DAMAGED = (OSError, ValueError, TypeError, LookupError, NotImplementedError, OverflowError)
+"""What pyarrow says of a file in which anything may be wrong."""
 
 
 def import_parquet() -> Any:
@@ -333,8 +337,17 @@ def parquet_file(path: Path) -> Any:
     """A file whose rows are still to be read."""
     try:
         return import_parquet().ParquetFile(path)
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"'{path}' is not a Parquet file ({error}).") from None
+    except DAMAGED as error:
+        raise FileFormatError(f"'{path}' is not a Parquet file ({first_line(error)}).") from None
+
+
+def parquet_batches(path: Path, rows: int, groups: Sequence[int], names: Sequence[str]) -> Iterator[Any]:
+    """Arrow batches of some row groups, of so many rows each."""
+    file = parquet_file(path)
+    try:
+        yield from file.iter_batches(rows, row_groups=list(groups), columns=list(names), use_threads=False)
+    except DAMAGED as error:
+        raise FileFormatError(f"'{path}' is a damaged Parquet file ({first_line(error)}).") from None
 
 
 def _numbers(name: str, values: Sequence[Any]) -> NDArray[np.float64]:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pseudocoresets._io.files import TensorFile, write_tensors
+from pseudocoresets._io.files import TensorFile, read_text, write_tensors
 from pseudocoresets._io.schema import Array
 from pseudocoresets.core.errors import FileFormatError, InputError
 from pseudocoresets.core.progress import Progress
@@ -32,11 +32,18 @@ def read_tiny_imagenet(entry: DatasetEntry, root: Path, progress: Progress) -> t
     """Training and test data; the decoded images are kept beside the files, since decoding takes a minute."""
     folder = root / FOLDER
     synsets = _synsets(root, entry)
-    splits = _kept(folder / DECODED, synsets)
-    if splits is None:
-        listed = [_training_files(folder, synsets), _validation_files(folder, synsets)]
-        splits = [_decode(entry, images, progress) for images in listed]
-        _keep(folder / DECODED, splits, synsets)
+    kept = _kept(folder / DECODED, synsets)
+    if kept is not None:
+        with suppress(FileFormatError):  # of other images than these
+            return _checked(entry, kept, folder)
+    listed = [_training_files(folder, synsets), _validation_files(folder, synsets)]
+    splits = [_decode(entry, images, progress) for images in listed]
+    checked = _checked(entry, splits, folder)
+    _keep(folder / DECODED, splits, synsets)
+    return checked
+
+
+def _checked(entry: DatasetEntry, splits: list[Split], folder: Path) -> tuple[Split, Split]:
     train, test = splits
     return entry.check(train, entry.train_count, folder), entry.check(test, entry.test_count, folder)
 
@@ -44,7 +51,7 @@ def read_tiny_imagenet(entry: DatasetEntry, root: Path, progress: Progress) -> t
 def _synsets(root: Path, entry: DatasetEntry) -> list[str]:
     """The identifiers of the classes, in the order of their labels."""
     path = require_file(root, f"{FOLDER}/wnids.txt")
-    synsets = sorted(path.read_text(encoding="utf-8").split())
+    synsets = sorted(read_text(path).split())
     if len(synsets) != len(entry.classes):
         raise FileFormatError(f"'{path}' names {len(synsets)} classes where {entry.name} has {len(entry.classes)}.")
     return synsets
@@ -53,10 +60,10 @@ def _synsets(root: Path, entry: DatasetEntry) -> list[str]:
 def read_class_names(root: Path) -> tuple[str, ...]:
     """The first word for each class, from words.txt."""
     words = {}
-    for line in require_file(root, f"{FOLDER}/words.txt").read_text(encoding="utf-8").splitlines():
+    for line in read_text(require_file(root, f"{FOLDER}/words.txt")).splitlines():
         synset, _, names = line.partition("\t")
         words[synset] = names.partition(",")[0].strip()
-    synsets = sorted(require_file(root, f"{FOLDER}/wnids.txt").read_text(encoding="utf-8").split())
+    synsets = sorted(read_text(require_file(root, f"{FOLDER}/wnids.txt")).split())
     return tuple(words.get(synset) or synset for synset in synsets)
 
 
@@ -79,7 +86,7 @@ def _validation_files(folder: Path, synsets: list[str]) -> list[tuple[Path, int]
         ]
     labels = {synset: label for label, synset in enumerate(synsets)}
     images = []
-    for line in annotations.read_text(encoding="utf-8").splitlines():
+    for line in read_text(annotations).splitlines():
         name, _, rest = line.partition("\t")
         synset = rest.partition("\t")[0]
         if synset not in labels:

@@ -22,8 +22,13 @@ from pseudocoresets.sources.gaussian_fit import find_mode
 class LaplaceWasserstein(Solver):
     """Minimise W2^2 between q and the Laplace approximation of pi_u, relative to the trace of q's covariance.
 
-    The mode moves with u by the implicit function theorem, theta(u) = theta* - H^-1 grad U_u(theta*), the limit of
-    differentiating through an infinitely long inner optimisation. What Gaussians cannot tell is left to
+        L = W2^2(q, N(theta(u), H(u)^-1)) / tr(Cov_q)
+
+    with H the curvature of U_u at the mode, which moves with u by the implicit function theorem,
+
+        theta(u) = theta* - H^-1 grad U_u(theta*),
+
+    the limit of differentiating through an infinitely long inner optimisation. What Gaussians cannot tell is left to
     :func:`sharpened`.
     """
 

@@ -35,7 +35,10 @@ class MomentMatching(Solver):
     """Minimise KL(q || pi_u), whose gradient matches moments: E_q[grad_u U_u] - E_{pi_u}[grad_u U_u].
 
     With pi_u replaced by q_u in the second term this is the exact gradient of
-        F(u) = E_q[U_u] - entropy(q) - (E_{q_u}[U_u] - entropy(q_u)) = KL(q || pi_u) - KL(q_u || pi_u) >= 0,
+
+        F(u) = E_q[U_u] - entropy(q) - (E_{q_u}[U_u] - entropy(q_u))
+             = KL(q || pi_u) - KL(q_u || pi_u) >= 0,
+
     because q_u minimises its own term. F vanishes only where q itself is the Gaussian nearest to pi_u.
     From there, draws of pi lead on to the least KL(pi || pi_u) itself (:func:`sharpened`).
     """

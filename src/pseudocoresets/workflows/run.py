@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from pseudocoresets._io.files import (
+    TensorFile,
     make_folder,
     only_writer,
     read_json,
-    read_tensors,
     require_writable_folder,
     write_json,
     write_tensors,
@@ -24,6 +24,7 @@ from pseudocoresets._io.files import (
 from pseudocoresets._io.schema import ANY_OBJECT
 from pseudocoresets.construction.loop import WATCHED_PARTS, Construction, Watch, watched_iterations
 from pseudocoresets.core.devices import threads_for
+from pseudocoresets.core.errors import FileFormatError
 from pseudocoresets.core.mapping import Mapper, in_this_process
 from pseudocoresets.core.progress import Job, Progress, Stage, task
 from pseudocoresets.coreset import Coreset, library_versions
@@ -115,14 +116,23 @@ def accuracy_along(
     last, steps = len(made.history), {0: made.initial}
     for at in watched_iterations(last):
         if (path := folder / ALONG / f"{at}.safetensors").is_file():
-            points, _ = read_tensors(path)
-            steps[at] = replace(made.coreset, x=points["x"], y=points["y"], weights=points["weights"])
+            steps[at] = _kept_at(path, made.coreset)
     steps[last] = made.coreset
     one_chain = replace(plan, sampling=replace(plan.sampling, chains=1), calibration=0)
     return [
         {"iteration": at, "accuracy": judge(one_chain, each, data, experts, place).accuracy.mean}
         for at, each in steps.items()
     ]
+
+
+def _kept_at(path: Path, made: Coreset) -> Coreset:
+    """The coreset as it was on the way, from a file of its points, which must be like those that were made."""
+    points = TensorFile.open(path).tensors()
+    for name, own in {"x": made.x, "y": made.y, "weights": made.weights}.items():
+        found = points.get(name)
+        if found is None or (found.shape, found.dtype) != (own.shape, own.dtype) or not bool(found.isfinite().all()):
+            raise FileFormatError(f"'{path}' does not hold the points of this construction; remove it.")
+    return replace(made, x=points["x"], y=points["y"], weights=points["weights"])
 
 
 def _kept_in(folder: Path) -> Watch:

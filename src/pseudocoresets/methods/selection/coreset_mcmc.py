@@ -113,7 +113,11 @@ class TuningFreeCoresetMCMC(CoresetMCMC):
 
     The chains move at fixed weights until they are *hot*: in the last two thirds of the potential's trace the means
     differ by less than half of the scatter around a line, in the median chain. From there, in step t and coordinate by
-    coordinate, w <- max(0, w - d m / sqrt(t v)) with m and v the corrected moving averages of the gradient and its
+    coordinate,
+
+        w <- max(0, w - d m / sqrt(t v))
+
+    with m and v the corrected moving averages of the gradient and its
     square and d that of the largest distance from the first weights (``first_distance`` in the first step).
     """
 

@@ -15,8 +15,9 @@ from pseudocoresets.methods.selection.hilbert import FrankWolfe, _Sum
 class HardThresholding(FrankWolfe):
     """Hilbert coreset by accelerated iterative hard thresholding (A-IHT II, Zhang et al. 2021), then the best weights.
 
-    min |f - f_w|^2 over w >= 0 with at most m positive entries, in units in which every |f_i| is one. With P(v) the m
-    largest entries of max(v, 0) and g_S a gradient restricted to S, the m steepest entries outside supp(z) and supp(z),
+    It minimises |f - f_w|^2 over w >= 0 with at most m positive entries, in units in which every |f_i| is one. With
+    P(v) the m largest entries of max(v, 0) and g_S a gradient restricted to S, the m steepest entries outside supp(z)
+    and supp(z),
         v = P(z - mu g_S),   w' = P(v - mu' g_supp(v)),   z = w' + tau (w' - w),
     where mu, mu' and tau are exact line searches. It ends where w settles; the best w is kept.
     """

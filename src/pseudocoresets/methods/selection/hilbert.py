@@ -79,9 +79,15 @@ class _Sum:
 class FrankWolfe(Solver):
     """Hilbert coreset by Frank-Wolfe (Campbell & Broderick 2019), then the best weights for the points it chose.
 
-    On the polytope sum_i w_i |f_i| = sum_i |f_i|: choose the largest <f - f_w, f_i / |f_i|>, go there with the exact
-    line search. ``refit`` solves min_{w >= 0} |f - f_w|^2 over the chosen points at the end and, where the posterior is
-    not a Gaussian, goes on from there towards the minimum of KL(pi || pi_w) (:func:`forward_kl_weights`).
+    Each step goes towards a vertex of the polytope sum_i w_i |f_i| = s, with s = sum_i |f_i|, by the exact line search:
+
+        i = argmax_i < f - f_w, f_i > / |f_i|
+        t = argmin_{t in [0, 1]} |f - (1 - t) f_w - t (s / |f_i|) f_i|^2
+        w <- (1 - t) w + t (s / |f_i|) e_i
+
+    with e_i the i-th unit vector; the first step goes all the way. ``refit`` solves min_{w >= 0} |f - f_w|^2 over the
+    chosen points at the end and, where the posterior is not a Gaussian, goes on from there towards the minimum of
+    KL(pi || pi_w) (:func:`forward_kl_weights`).
     """
 
     refit: bool = True
@@ -129,7 +135,13 @@ class Giga(FrankWolfe):
     """Hilbert coreset by greedy iterative geodesic ascent (Campbell & Broderick 2018), then the best weights.
 
     On the unit sphere: from f_w / |f_w| take the geodesic towards the f_i / |f_i| whose direction agrees best with that
-    of f / |f|, as far as brings it nearest; the scale of f_w is set at the end by |f| cos.
+    of f / |f|, as far as brings it nearest. With the cosines c of f_w and f, a_i of f_i and f_w, and b_i of f_i and f,
+
+        i = argmax_i (b_i - c a_i) / sqrt(1 - a_i^2)
+        t = (b_i - c a_i) / (b_i - c a_i + c - b_i a_i)
+        w <- (1 - t) w / |f_w| + t e_i / |f_i|,     then     w <- w < f, f_w > / |f_w|^2
+
+    with e_i the i-th unit vector.
     """
 
     name: ClassVar[str] = "giga"

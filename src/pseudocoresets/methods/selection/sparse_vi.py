@@ -18,11 +18,15 @@ from pseudocoresets.methods.solver import Solver, check_size, nearest_gaussian, 
 class SparseVI(Solver):
     """Greedy sparse variational inference (Campbell & Beronov 2019).
 
-    Add the point whose log-likelihood correlates best with the residual f - f_w under the coreset's posterior pi_w,
+    Add the point whose log-likelihood correlates best with the residual under the coreset's posterior pi_w,
+
+        i = argmax_i Cov_w[f_i, f - f_w] / sqrt(Var_w[f_i]),
+
     then lower KL(pi_w || pi) over the weights (:class:`WeightSearch`): ``rounds`` steps after each point, ``polish`` at
-    the end. While the points cannot carry the full posterior, that optimum is far too narrow; ``forward`` goes on from
-    there to the minimum of KL(pi || pi_w) over weights below each of ``caps`` times n / m
-    (:func:`forward_kl_weights`), of which the one nearest to the full posterior by Gaussian fits is kept.
+    the end. A step goes towards the weights of least |f - f_w|^2 under pi_w, as far as lowers the divergence. While the
+    points cannot carry the full posterior, that optimum is far too narrow; ``forward`` goes on from there to the
+    minimum of KL(pi || pi_w) over weights below each of ``caps`` times n / m (:func:`forward_kl_weights`), of which the
+    one nearest to the full posterior by Gaussian fits is kept.
     """
 
     rounds: int = 2

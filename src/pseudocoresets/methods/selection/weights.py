@@ -173,7 +173,8 @@ def coreset_gaussian(model: SmoothModel, points: Points, start: Gaussian | None)
 class QuasiNewton(Solver):
     """A uniform subsample whose weights follow quasi-Newton steps (Naik, Rousseau & Campbell 2022).
 
-    w <- max(0, w + t (G + tau I)^-1 b),  G_ij = Cov_w[f_i, f_j],  b_i = Cov_w[f_i, f - f_w],
+        w <- max(0, w + t (G + tau I)^-1 b),     G_ij = Cov_w[f_i, f_j],     b_i = Cov_w[f_i, f - f_w],
+
     with Cov_w under the coreset's posterior, tau a small share of the mean of G's diagonal, and t = 1, 1/2, ... until
     the divergence falls.
     """

@@ -281,6 +281,8 @@ class ExpertStore:
         path = folder / "store.json"
         if path.exists():
             found = _read_description(folder)
+            if "budget" in found and "guarantee" not in found:
+                raise FileFormatError(f"'{path}' has a budget but no guarantee; restore it, or train them anew.")
             _require_same(folder, found, store._description())
             if private is not None:
                 kept = Guarantee.from_json(found["guarantee"])

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pseudocoresets._io.schema import FLAG, NAME, SEED, Constant, Nullable, Number, Object
 from pseudocoresets.core.errors import FileFormatError
+from pseudocoresets.core.settings import Range
 from pseudocoresets.evaluation.report import method_title
 from pseudocoresets.methods import METHODS, GradientMethod, build_method
 from pseudocoresets.methods.selection import SELECTIONS
@@ -118,6 +120,31 @@ class ReproductionCell:
 
     def as_role(self, role: str) -> ReproductionCell:
         return replace(self, role=role)
+
+
+CELL_KIND = Object(
+    {
+        "made": Object(
+            {
+                "dataset": NAME,
+                "ipc": Number(Range(1, 1e9), whole=True),
+                "variant": Constant(tuple(VARIANTS)),
+                "options": Object(others=Number()),
+            },
+            {"network": NAME, "augment": FLAG, "seed": SEED},
+            closed=True,
+        )
+    },
+    {
+        "protocol": NAME,
+        "role": Constant(tuple(ROLES)),
+        "sampler": Nullable(NAME),
+        "network": Nullable(NAME),
+        "test": Constant(("clean", "shift", "attack", "cost", "pictures")),
+    },
+    closed=True,
+)
+"""What a file says of its cell."""
 
 
 def network_for(dataset: str) -> str:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pseudocoresets._io.files import make_folder, replacing
+from pseudocoresets._io.files import make_folder, read_array, replacing
+from pseudocoresets.core.errors import FileFormatError
 from pseudocoresets.data.corruptions import SEVERITIES, SHIFT_CORRUPTIONS, corrupt
 from pseudocoresets.data.dataset import Split
 from pseudocoresets.evaluation.shift import Corrupted
@@ -31,7 +32,17 @@ def corrupted_images(split: Split, root: Path) -> Corrupted:
         _write(folder / "clean.npy", split.images)
         with processes(min(MOST_PROCESSES, cores(), len(missing))) as mapped:
             list(mapped(partial(_make, folder), missing))
-    return lambda name, severity: torch.from_numpy(np.load(_path(folder, name, severity), allow_pickle=False))
+    return lambda name, severity: _read(_path(folder, name, severity), tuple(split.images.shape))
+
+
+def _read(path: Path, shape: tuple[int, ...]) -> Tensor:
+    array = read_array(path)
+    if array.shape != shape or array.dtype != np.uint8:
+        raise FileFormatError(
+            f"'{path}' holds {array.dtype} {array.shape} where images {shape} of bytes should be; delete it, and it is "
+            "made again."
+        )
+    return torch.from_numpy(np.array(array))
 
 
 def _make(folder: Path, wanted: tuple[str, int]) -> None:

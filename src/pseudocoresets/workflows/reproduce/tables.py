@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pseudocoresets._io.files import naming, read_text
+from pseudocoresets._io.schema import ANY_OBJECT, NAME, NON_NEGATIVE, ListOf, Nullable, Number, Object
+from pseudocoresets.core.errors import FileFormatError
+from pseudocoresets.evaluation.metrics import METRICS
 from pseudocoresets.evaluation.paper import PaperFigure
 from pseudocoresets.methods import build_gradient_method
 from pseudocoresets.workflows.bench_methods import updates_per_network
-from pseudocoresets.workflows.cells import FAILURE, RESULT, Document, markdown_table, whole_result
+from pseudocoresets.workflows.cells import FAILURE, RESULT, Document, as_number, markdown_table, whole_result
 from pseudocoresets.workflows.reproduce.catalogue import CORRUPTION_NAMES, Entry, Place, Table
-from pseudocoresets.workflows.reproduce.cells import VARIANTS, Made, ReproductionCell
+from pseudocoresets.workflows.reproduce.cells import CELL_KIND, VARIANTS, Made, ReproductionCell
 from pseudocoresets.workflows.reproduce.scale import Scale
 
 Records = Mapping[ReproductionCell, Document]
@@ -21,6 +25,28 @@ JOINED_COLUMNS = (
     "data", "images per class", "ours", "published", "point", "cold, one chain", "cold, averaged", "its NLL", "its ECE",
     "iterations", "seconds", "peak GB",
 )  # fmt: skip
+COSTS = {
+    "gpu memory (GB)": "peak_memory",
+    "seconds per iteration": "seconds_per_iteration",
+    "iterations": "iterations",
+    "construction seconds": "construct_seconds",
+}
+_SCORE = Nullable(Number())
+_VALUES = Object({"values": ListOf(_SCORE, 10_000)})
+_AVERAGES = Object(optional=dict.fromkeys(METRICS, _SCORE))
+_SCORES = Object({"ensemble": _AVERAGES}, dict.fromkeys(METRICS, _VALUES))
+_ALL_SCORES = Object({"ensemble": _AVERAGES, **dict.fromkeys(METRICS, _VALUES)})
+RECORD = Object(
+    {"cell": CELL_KIND, "plan": Object({"method": NAME, "method_options": ANY_OBJECT})},
+    optional={
+        "construction": Object(optional=dict.fromkeys(COSTS.values(), Nullable(NON_NEGATIVE))),
+        "metrics": _SCORES,
+        "shift": Object(others=Object(others=_ALL_SCORES)),
+        "attack": Object(others=Object(others=Object({"accuracy": _VALUES, "ensemble": _SCORE}))),
+        "seconds": NON_NEGATIVE,
+    },
+)
+"""What is read of a cell's file."""
 REPORTED_ATTACK = "autoattack-style", "8/255"
 
 
@@ -136,6 +162,8 @@ def read_records(out: Path) -> dict[ReproductionCell, Document]:
     for path in sorted((out / "cells").glob(f"*/*/{RESULT}")):
         document = whole_result(path)
         if document is not None and "cell" in document:
+            with naming(path):
+                RECORD.check(document, "it")
             found[ReproductionCell.from_json(document["cell"])] = document
     return found
 
@@ -143,10 +171,14 @@ def read_records(out: Path) -> dict[ReproductionCell, Document]:
 def failures(out: Path) -> dict[str, str]:
     """The last line of what ended each cell that failed, by its name."""
     paths = sorted((out / "cells").glob(f"*/*/{FAILURE}"))
-    return {
-        f"{path.parent.parent.name} {path.parent.name}": path.read_text(encoding="utf-8").strip().splitlines()[-1]
-        for path in paths
-    }
+    return {f"{path.parent.parent.name} {path.parent.name}": _last_line(path) for path in paths}
+
+
+def _last_line(path: Path) -> str:
+    try:
+        return (read_text(path).strip().splitlines() or ["It was not recorded why."])[-1]
+    except FileFormatError as error:
+        return str(error)
 
 
 def lines_of(table: Table, records: Records, scale: Scale) -> list[Line]:
@@ -197,26 +229,26 @@ def _comparison(
 def _values(metric: str, place: Place, document: Document) -> tuple[list[float], float | None] | None:
     """Single runs and the average over chains, in this library's unit."""
     construction = document.get("construction", {})
-    costs = {
-        "gpu memory (GB)": "peak_memory",
-        "seconds per iteration": "seconds_per_iteration",
-        "iterations": "iterations",
-        "construction seconds": "construct_seconds",
-    }
-    if metric in costs:
-        cost = construction.get(costs[metric])
+    if metric in COSTS:
+        cost = construction.get(COSTS[metric])
         if not cost:
             return None
         return [float(cost) * (_updates_per_iteration(document) if metric == "seconds per iteration" else 1)], None
     if metric == "robust accuracy":
         attack, epsilon = REPORTED_ATTACK
         attacked = document.get("attack", {}).get(attack, {}).get(epsilon)
-        return None if attacked is None else (attacked["accuracy"]["values"], attacked["ensemble"])
+        if attacked is None:
+            return None
+        return list(map(as_number, attacked["accuracy"]["values"])), as_number(attacked["ensemble"])
     name = metric.removeprefix("clean ")
     if place.variant and "shift" in document:
         return _mean_over_severities(name, document["shift"].get(corruption_of(place.variant)))
     metrics = document.get("metrics")
-    return None if metrics is None else (metrics.get(name, {}).get("values", []), metrics["ensemble"].get(name))
+    if metrics is None:
+        return None
+    average = metrics["ensemble"].get(name, ...)
+    single = list(map(as_number, metrics.get(name, {}).get("values", [])))
+    return single, None if average is ... else as_number(average)
 
 
 def _updates_per_iteration(document: Document) -> int:
@@ -228,8 +260,9 @@ def _updates_per_iteration(document: Document) -> int:
 def _mean_over_severities(name: str, severities: Mapping[str, Any] | None) -> tuple[list[float], float] | None:
     if not severities:
         return None
-    single = zip(*(each[name]["values"] for each in severities.values()), strict=True)
-    averaged = statistics.fmean(each["ensemble"][name] for each in severities.values())
+    runs = [list(map(as_number, each[name]["values"])) for each in severities.values()]
+    single = zip(*(each[: min(map(len, runs))] for each in runs), strict=True)
+    averaged = statistics.fmean(as_number(each["ensemble"].get(name)) for each in severities.values())
     return [statistics.fmean(chain) for chain in single], averaged
 
 
