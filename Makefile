@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # In CI, the versions that are known to work.
 CONSTRAINTS := $(if $(CI),-c .ci/constraints.txt)
 
-.PHONY: demo test coverage test-pythons lint types docs wheel audit lock bench test-gpu clean
+.PHONY: demo test coverage test-pythons test-models lint types docs wheel audit lock bench test-gpu clean
 
 demo: $(VENV)/.installed
 	$(BIN)/bpc run --out runs/demo
@@ -19,6 +19,10 @@ coverage: $(VENV)/.installed-dev
 
 test-pythons: $(VENV)/.installed-dev
 	.ci/pythons
+
+# Models written for JAX, NumPyro, PyMC and Stan, whose packages are too large for every environment.
+test-models: $(VENV)/.installed-dev
+	.ci/models
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -70,4 +74,4 @@ $(VENV)/.installed-docs: pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-3.* runs site build dist .coverage src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-* runs site build dist .coverage src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
