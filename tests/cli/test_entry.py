@@ -9,7 +9,9 @@ import sys
 import pytest
 
 SLOW_IMPORT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the shell of the tests ignores
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == "MODULE":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,17 @@ def test_a_damaged_page_is_one_sentence(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(FileFormatError, match="is a damaged Parquet file"):
         load_large_data(str(folder), target="y")
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_rows_that_a_header_promises_and_no_page_holds_are_missed(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_parts(monkeypatch)
+    path, every = write_parts(tmp_path / "table"), large.parquet_batches
+    monkeypatch.setattr(large, "parquet_batches", lambda *given: islice(every(*given), kept))
+    with pytest.raises(FileFormatError, match="is a damaged Parquet file"):
+        load_large_data(str(path), target="y")
 
 
 def test_every_flipped_bit_of_a_header_is_one_sentence_or_none(tmp_path: Path) -> None:

@@ -223,6 +223,8 @@ class LargeTable:
                 if len(here):
                     yield begin, batch.take(here)
             begin = end
+        if begin != part.rows:
+            raise FileFormatError(f"'{part.path}' is a damaged Parquet file (rows are missing, or there are too many).")
 
     def points(self, batch: Any) -> Array:
         """The features of a batch, (rows, features)."""
