@@ -51,7 +51,6 @@ class Variant:
 LONG = {"steps": 40, "horizon": 400, "batch_size": 1024, "spread": True}
 SHORT = {"steps": 60, "horizon": 200, "batch_size": 1024, "spread": True}
 MOVING = {"step_size": 0.0125, "momentum": 0.9}
-FAST = {"step_size": 0.04, "momentum": 0.9}
 SLOW = {"learning_rate": 2e-3}
 VARIANTS = {
     "real-40-400": Variant("real", LONG),
@@ -63,8 +62,6 @@ VARIANTS = {
     "noise-100-200-large": Variant("noise", {**SHORT, "steps": 100, "unrolls": 4, "batch_size": 2048}),
     "ten-recorded-100-200-moving": Variant("recorded", {**SHORT, **MOVING, "steps": 100, "unrolls": 2}, SLOW, ipc=10),
     "ten-noise-100-200-moving": Variant("noise", {**SHORT, **MOVING, "steps": 100, "unrolls": 2}, ipc=10),
-    "ten-recorded-100-200-fast": Variant("recorded", {**SHORT, **FAST, "steps": 100, "unrolls": 2}, SLOW, ipc=10),
-    "ten-noise-100-200-fast": Variant("noise", {**SHORT, **FAST, "steps": 100, "unrolls": 2}, ipc=10),
     "fifty-recorded-100-200-moving": Variant(
         "recorded", {**SHORT, **MOVING, "steps": 100, "unrolls": 2, "points_per_step": 125}, SLOW, ipc=50
     ),
@@ -78,9 +75,7 @@ PLAIN, AS_MOVING = {"sampler": "langevin", "step_size": 0.05}, {"sampler": "sghm
 
 def ways_to_sample(variant: Variant) -> Iterator[dict[str, Any]]:
     """How a growing coreset is sampled, cold and at the preset's temperature of 0.01: as its windows move, and not."""
-    moves = "momentum" in variant.options
-    own, other = (AS_MOVING, PLAIN) if moves else (PLAIN, AS_MOVING)
-    own = own | {"step_size": variant.options.get("step_size", own["step_size"])}
+    own, other = (AS_MOVING, PLAIN) if "momentum" in variant.options else (PLAIN, AS_MOVING)
     yield from ({**own, "steps": steps} for steps in (300, 1000))
     yield {**other, "steps": 1000}
 
