@@ -16,7 +16,7 @@ from tests.support.glm_problems import FAMILIES, TRAITS, GlmProblem, glm_problem
 from torch import Tensor
 
 import pseudocoresets as pc
-from pseudocoresets.construction.safeguard import CHECKED, EVERYTHING, OWN, START, Safeguard, between
+from pseudocoresets.construction.safeguard import CHECKED, CLEARLY, EVERYTHING, OWN, START, Safeguard, between
 from pseudocoresets.core.errors import DivergenceError
 from pseudocoresets.core.gaussian import kl_divergence
 from pseudocoresets.core.points import Points
@@ -93,6 +93,19 @@ def test_more_points_do_not_make_the_median_worse(family: str, trait: str) -> No
         medians.append(statistics.median(value for value, _ in measured))
     assert all(more <= 1.1 * fewer + 1e-3 for fewer, more in itertools.pairwise(medians)), medians
     assert medians[-1] < 0.05 < medians[0]
+
+
+@pytest.mark.parametrize(("n", "d", "seed"), [(800, 10, 2), (300, 6, 4), (1000, 12, 3)])
+def test_more_real_points_than_a_simple_coreset_knows_to_use_do_no_harm(n: int, d: int, seed: int) -> None:
+    """Fewer points than parameters, of which Frank-Wolfe's and GIGA's coresets become worse with more points."""
+    problem = glm_problem("logistic", "imbalanced", n, d, seed)
+    found = [
+        pc.construct(problem.rows, problem.fit, "quasi-newton", model=problem.model, size=size).points
+        for size in (1, 2, 4, 8)
+    ]
+    values, errors = zip(*map(problem.divergence, found), strict=True)
+    for fewer, more in itertools.pairwise(range(4)):
+        assert values[more] <= values[fewer] / CLEARLY + 3 * (errors[more] + errors[fewer])
 
 
 def test_searches_over_more_points_end_no_further_away() -> None:

@@ -4,9 +4,9 @@ Its divergence KL(pi || pi_u) is estimated without a chain (``Yardstick``), besi
 size: a uniform subsample and the Hilbert coresets of Frank-Wolfe and GIGA. A gradient method's points are also tried on
 the way back to where they started, at 1/2, 1/4, 1/8 and 0 of the way. Searches over many synthetic points end in worse
 places at times, and more points should not do harm: while nothing is within a thousandth of a nat, starts of four times
-as many points as parameters and of just as many are tried where more are allowed. The nearest is returned, and the
-coreset says which it is. Where as many points are allowed as there are data, these are returned and nothing is searched
-for.
+as many points as parameters and of just as many are tried where more are allowed, and Hilbert coresets of half as
+many points as are allowed, a quarter and so on. The nearest is returned, and the coreset says which it is. Where as
+many points are allowed as there are data, these are returned and nothing is searched for.
 """
 
 from __future__ import annotations
@@ -72,15 +72,24 @@ class Safeguard:
         """Starts of :data:`FEWER` points per parameter where more are allowed, while nothing is near enough."""
         for per_parameter in FEWER:
             fewer = per_parameter * smooth_model(self.problem).size
-            if fewer < self.size and (self._best is None or self.divergences[self._best[0]] > START_ENOUGH):
+            if fewer < self.size and not self._near_enough:
                 with contextlib.suppress(DivergenceError):
                     found = starting_points(self.problem, fewer, self.seed, learn_weights=True, sharpen=True)
                     self.offer(f"{fewer} points", found.start)
 
     def offer_simple(self) -> None:
-        """Coresets that need no method."""
+        """Coresets that need no method; while nothing is near enough, those of fewer points, too."""
         for name, points in simple_coresets(self.problem, self.size, self.seed):
             self.offer(name, points)
+        fewer = self.size // 2
+        while fewer and not self._near_enough:
+            for name, points in _hilbert_coresets(self.problem, fewer, self.seed):
+                self.offer(f"{name} of {fewer}", points)
+            fewer //= 2
+
+    @property
+    def _near_enough(self) -> bool:
+        return self._best is not None and self.divergences[self._best[0]] <= START_ENOUGH
 
     @property
     def best(self) -> Points:
@@ -100,11 +109,13 @@ def simple_coresets(problem: Problem, size: int, seed: int) -> Iterator[tuple[st
         yield EVERYTHING, all_points(problem.full_data())
         return
     yield Uniform.name, Uniform().solve(problem, size, seed)
+    yield from _hilbert_coresets(problem, size, seed)
+
+
+def _hilbert_coresets(problem: Problem, size: int, seed: int) -> Iterator[tuple[str, Points]]:
     for solver in (FrankWolfe(), Giga()):
-        try:
+        with contextlib.suppress(DivergenceError):
             yield solver.name, hilbert_coreset(problem, size, seed, solver)
-        except DivergenceError:
-            continue
 
 
 def between(start: Points, end: Points, share: float) -> Points:
