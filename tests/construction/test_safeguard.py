@@ -62,14 +62,20 @@ def test_no_method_is_worse_than_the_best_simple_coreset(request: tuple[GlmProbl
 
 
 @settings(max_examples=EXAMPLES // 6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from(FAMILIES), st.sampled_from(TRAITS), st.integers(50, MOST_DATA), st.integers(2, 6))
-def test_twice_as_many_points_are_no_worse(family: str, trait: str, n: int, d: int) -> None:
+@given(
+    st.sampled_from(("moments", "gaussian-psvi", "gaussian-rkl", "quasi-newton", "a-iht", "cd", "pcd", "rkl")),
+    st.sampled_from(FAMILIES),
+    st.sampled_from(TRAITS),
+    st.integers(50, MOST_DATA),
+    st.integers(2, 6),
+)
+def test_twice_as_many_points_are_no_worse(method: str, family: str, trait: str, n: int, d: int) -> None:
     """Medians of three seeds, the sizes around the number of parameters, where searches are hardest."""
     problem = glm_problem(family, trait, n, d, seed=n)
     medians, errors = [], []
     for size in (d, 2 * d, 4 * d):
         found = (
-            pc.construct(problem.rows, problem.fit, "moments", model=problem.model, size=size, seed=seed)
+            pc.construct(problem.rows, problem.fit, method, model=problem.model, size=size, seed=seed)
             for seed in range(3)
         )
         value, error = sorted(problem.divergence(each.points) for each in found)[1]
