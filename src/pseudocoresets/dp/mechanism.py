@@ -32,15 +32,19 @@ def clipped(vectors: Tensor, norm: float) -> Tensor:
     finite = torch.isfinite(vectors).all(1, keepdim=True)
     vectors = torch.where(finite, vectors, 0.0)
     norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=torch.float64)
-    return (vectors * ((1 - ROUNDING) * norm / norms.clamp_min(1e-300)).clamp_max(1.0)).to(vectors.dtype)
+    return (vectors * _factors(norms, norm)).to(vectors.dtype)
 
 
 def clipped_sum(vectors: ExampleVectors, norm: float | Tensor, admitted: Tensor | None = None) -> Tensor:
     """sum_i v_i min(1, norm / |v_i|) in float64, over examples that are ``admitted`` and whose vector is finite."""
     squares = vectors.squares()
     counts = torch.isfinite(squares) if admitted is None else torch.isfinite(squares) & admitted
-    factors = ((1 - ROUNDING) * norm / squares.sqrt().clamp_min(1e-300)).clamp_max(1.0)
-    return vectors.weighted(torch.where(counts, factors, 0.0))
+    return vectors.weighted(torch.where(counts, _factors(squares.sqrt(), norm), 0.0))
+
+
+def _factors(norms: Tensor, norm: float | Tensor) -> Tensor:
+    """min(1, norm / |v_i|) of vectors with these norms, less what rounding may add."""
+    return ((1 - ROUNDING) * norm / norms.clamp_min(1e-300)).clamp_max(1.0)
 
 
 def noisy_sum(total: Tensor, norm: float, noise_multiplier: float, entropy: Entropy) -> Tensor:
