@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,27 @@ def test_the_command_writes_the_table_and_the_plot(bpc: Invoke, tmp_path: Path) 
     assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_alone_leaves_the_published_loops_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cost(_: Any, __: Any, cell: bench.MethodCell) -> bench.Cost:
+        return bench.Cost(2.0 if cell.published else 1.0, 1)
+
+    monkeypatch.setattr(bench._CleanProcesses, "call", cost)
+    (beside,) = bench.bench_methods(["dm"], [1], "cpu")
+    (alone,) = bench.bench_methods(["dm"], [1], "cpu", alone=True)
+    assert (beside.times_faster, alone.times_faster, alone.ours) == (2.0, None, bench.Cost(1.0, 1))
+
+
+def test_every_call_has_a_process_of_its_own_though_others_wait() -> None:
+    cells = [bench.MethodCell("dm", ipc, False, "cpu", "auto", TINY) for ipc in (1, 2, 3)]
+    with bench._CleanProcesses(ahead=1) as processes:
+        numbers = [processes.call(process_number, cell) for cell in cells]
+    assert len({os.getpid(), *numbers}) == 4
+
+
+def process_number(cell: bench.MethodCell) -> Any:
+    return os.getpid()
+
+
 def test_the_plot_says_what_was_learned_and_has_numbers_on_every_axis() -> None:
     """Memory of a CPU's rows lies within less than a decade, where powers of ten alone leave an axis bare."""
     costs = {1: bench.Cost(0.2, 456_000_000), 10: bench.Cost(0.4, 462_000_000), 50: bench.Cost(1.7, 539_000_000)}
@@ -82,7 +104,7 @@ def test_a_method_that_fails_is_a_row(bpc: Invoke, monkeypatch: pytest.MonkeyPat
     def out_of_memory(*_: Any) -> bench.Cost:
         raise torch.OutOfMemoryError("no more")
 
-    monkeypatch.setattr(bench, "_in_clean_process", out_of_memory)
+    monkeypatch.setattr(bench._CleanProcesses, "call", out_of_memory)
     table = bpc("bench", "--methods", "ld", "--ipc", "1", "--device", "cpu").stdout
     assert "ld (labels learned), ipc 1" in table
     result = bpc("bench", "--methods", "cd,gm", "--ipc", "1,10", "--device", "cpu", "--json")

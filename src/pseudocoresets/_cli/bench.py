@@ -21,6 +21,7 @@ from pseudocoresets.workflows.bench_methods import Cost, MethodCost, bench_metho
 from pseudocoresets.workflows.bench_networks import NetworkCost, bench_networks
 from pseudocoresets.workflows.bench_plot import bench_figure
 from pseudocoresets.workflows.cells import as_text
+from pseudocoresets.workflows.provenance import provenance, typed_command
 
 Row = TypeVar("Row", Measurement, MethodCost, NetworkCost)
 SIZES = "1,10,50"
@@ -46,7 +47,7 @@ def bench(
         bool,
         typer.Option("--networks", help="Measure other networks, HMC, MALA and learned weights beside the plain path."),
     ] = False,
-    alone: Annotated[bool, typer.Option("--alone", help="Leave the reference formulation out.")] = False,
+    alone: Annotated[bool, typer.Option("--alone", help="Leave the reference formulation, or with --methods the published loops, out.")] = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Also write the table to this JSON file; of --methods, the plot beside it as PNG."),
@@ -70,7 +71,8 @@ def bench(
     where = place.device
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     if methods is not None:
-        found = bench_methods(o.words(methods), _sizes(ipc or SIZES), where, o.program_settings(context).precision)
+        precision = o.program_settings(context).precision
+        found = bench_methods(o.words(methods), _sizes(ipc or SIZES), where, precision, alone=alone)
         _show_methods(found, name, out, json)
         return
     if networks:
@@ -92,7 +94,7 @@ def _gathered(
 ) -> tuple[list[Row], dict[str, Any]]:
     """All rows and their document, which is written to ``out`` after each; ``line`` says a row on standard error."""
     rows: list[Row] = []
-    document: dict[str, Any] = {"device": name, "torch": torch.__version__, **about, "rows": []}
+    document: dict[str, Any] = {**provenance(typed_command()), "device": name, **about, "rows": []}
     for row in found:
         rows.append(row)
         document["rows"].append(row.as_json())

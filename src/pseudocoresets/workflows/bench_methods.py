@@ -140,25 +140,32 @@ def bench_methods(
     device: str | torch.device = "auto",
     precision: str = "auto",
     scale: Scale | None = None,
+    alone: bool = False,
 ) -> Iterator[MethodCost]:
-    """Every method at every size, one after another; one that fails is a row that says why."""
+    """Every method at every size, one after another; one that fails is a row that says why.
+
+    ``alone`` leaves the published loops out.
+    """
     where = resolve_device(device)
     scale = scale or (GPU if where.type == "cuda" else CPU)
     if not names or not sizes or not all(1 <= size <= MOST_IMAGES for size in sizes):
         raise InputError(f"Name at least one method, and numbers of images per class from 1 to {MOST_IMAGES:,}.")
-    for name in method_names(names):
-        for ipc in sizes:
-            yield _row(name, ipc, str(where), precision, scale)
+    places = [(name, ipc) for name in method_names(names) for ipc in sizes]
+    with _CleanProcesses(ahead=1 if where.type == "cuda" else 0) as processes:
+        for name, ipc in places:
+            both = name in PUBLISHED_LOOPS and not alone
+            cells = [MethodCell(name, ipc, each, str(where), precision, scale) for each in (False, True)[: 1 + both]]
+            yield _row(name, ipc, cells, processes)
 
 
-def _row(name: str, ipc: int, device: str, precision: str, scale: Scale) -> MethodCost:
+def _row(name: str, ipc: int, cells: Sequence[MethodCell], processes: _CleanProcesses) -> MethodCost:
     costs: dict[bool, Cost | None] = {False: None, True: None}
     failures = []
-    for published in (False, True) if name in PUBLISHED_LOOPS else (False,):
+    for cell in cells:
         try:
-            costs[published] = _in_clean_process(measured, MethodCell(name, ipc, published, device, precision, scale))
+            costs[cell.published] = processes.call(measured, cell)
         except Exception as error:
-            failures.append(f"{'published loop: ' if published else ''}{reason(error)}")
+            failures.append(f"{'published loop: ' if cell.published else ''}{reason(error)}")
     seconds, memory = paper_cost(PAPERS_DATA, ipc, name)
     as_in_paper = build_gradient_method(name, presets.preset("paper", PAPERS_DATA, ipc).method_options(name))
     updates, learned = updates_per_network(as_in_paper), as_in_paper.learns_labels
@@ -166,14 +173,41 @@ def _row(name: str, ipc: int, device: str, precision: str, scale: Scale) -> Meth
     return MethodCost(name, ipc, costs[False], costs[True], seconds, updates, memory, learned, failure)
 
 
-def _in_clean_process(function: Callable[[MethodCell], Cost], cell: MethodCell) -> Cost:
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        try:
-            return pool.submit(function, cell).result()
-        except KeyboardInterrupt:
-            for child in multiprocessing.active_children():  # or the pool would wait for what it measures
-                child.kill()
-            raise
+class _CleanProcesses:
+    """A process of its own for each call; so many are started ahead, which import while another one measures."""
+
+    def __init__(self, ahead: int) -> None:
+        self._ahead = ahead
+        self._waiting: list[ProcessPoolExecutor] = []
+
+    def __enter__(self) -> _CleanProcesses:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pool in self._waiting:
+            pool.shutdown()
+
+    def call(self, function: Callable[[MethodCell], Cost], cell: MethodCell) -> Cost:
+        while len(self._waiting) <= self._ahead:
+            self._waiting.append(_importing())
+        with self._waiting.pop(0) as pool:
+            try:
+                return pool.submit(function, cell).result()
+            except KeyboardInterrupt:
+                for child in multiprocessing.active_children():  # or the pool would wait for what it measures
+                    child.kill()
+                raise
+
+
+def _importing() -> ProcessPoolExecutor:
+    """A process that has begun to import this module."""
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    pool.submit(_imported)
+    return pool
+
+
+def _imported() -> None:
+    """A process that can call this has the module."""
 
 
 def measured(cell: MethodCell) -> Cost:
