@@ -47,7 +47,10 @@ def bench(
         bool,
         typer.Option("--networks", help="Measure other networks, HMC, MALA and learned weights beside the plain path."),
     ] = False,
-    alone: Annotated[bool, typer.Option("--alone", help="Leave the reference formulation, or with --methods the published loops, out.")] = False,
+    alone: Annotated[
+        bool,
+        typer.Option("--alone", help="Leave the reference formulation, or with --methods the published loops, out."),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Also write the table to this JSON file; of --methods, the plot beside it as PNG."),
