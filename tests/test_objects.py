@@ -150,3 +150,15 @@ def test_the_last_versions_name_for_the_source_works_with_a_warning(digits: Data
     with pytest.warns(FutureWarning, match=r"source=\.\.\."):
         old = pc.construct(digits, experts=experts, **few)
     assert torch.equal(old.x, pc.construct(digits, source=experts, **few).x)
+
+
+def test_another_network_than_that_of_the_experts_is_refused(digits: Dataset, experts: Experts) -> None:
+    with pytest.raises(pc.InputError, match="not 'convnet'; give experts of that network"):
+        pc.construct(digits, experts, network="convnet", method="cd", iterations=1)
+    coreset = pc.construct(digits, experts, network=experts.network, method="cd", iterations=1)
+    assert coreset.network == experts.network.spec
+
+
+def test_a_misspelt_method_is_told_all_names(digits: Dataset, experts: Experts) -> None:
+    with pytest.raises(pc.InputError, match=r"Did you mean 'herding'\?.* cd, .* herding, k-center, forgetting"):
+        pc.construct(digits, experts, method="hording")

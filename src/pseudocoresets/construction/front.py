@@ -29,13 +29,13 @@ from pseudocoresets.coreset import Coreset
 from pseudocoresets.data.augmentation import AnyAugmentation
 from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.dp import Budget
-from pseudocoresets.methods import GradientMethod, Method, Solver, build_gradient_method
+from pseudocoresets.methods import GradientMethod, Method, Solver, build_gradient_method, require_method
 from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.models.functions import as_smooth
 from pseudocoresets.models.named import build_model
-from pseudocoresets.models.networks import AnyNetwork
+from pseudocoresets.models.networks import AnyNetwork, as_network
 from pseudocoresets.presets import NO_DATASET, Preset
-from pseudocoresets.sources.experts import Experts
+from pseudocoresets.sources.experts import Experts, require_experts_for
 
 WHOSE = "The construction"
 
@@ -73,7 +73,7 @@ def construct(
         model: The model of rows, with ``size`` rows to find: log_likelihood(theta, x, y) per datum, log_prior(theta)
             and size, its number of parameters; or the name of one (:func:`pseudocoresets.models.build_model`).
         preset: Where options and settings that are not given come from, as in the command.
-        network: Which network the coreset is for, where no experts say it.
+        network: Which network the coreset is for; with experts it may be left out, and must be theirs.
         augmentation: Of images, in place of differentiable Siamese augmentation.
         checkpoint: Where a killed run goes on, written every ``checkpoint_seconds``.
         initial: A coreset to go on from.
@@ -115,6 +115,8 @@ def construct(
         raise InputError("Images are learned for a network; a model takes rows, such as Rows(x, y).")
     if source is not None and not isinstance(source, Experts):
         raise InputError("Images are learned from experts; train some with train_experts.")
+    if source is not None and network is not None:
+        require_experts_for(source, data, as_network(network, data.shape, len(data.classes)))
     secret = are_secret(data, source, privacy)
     own = presets.preset(preset, NO_DATASET if secret else data.name, ipc)
     if isinstance(method, str) and method in SELECTIONS:
@@ -124,6 +126,7 @@ def construct(
         chosen = build_settings(ConstructionSettings, {"ipc": ipc, **settings, "initialisation": method}, WHOSE)
         return real_coreset(data, chosen, spec, method, experts=source, device=resolve_device(device))
     if isinstance(method, str):
+        require_method(method)
         known = within_reach(own.method_options(method), source)
         method = build_gradient_method(method, {**known, **(method_options or {})})
     if not isinstance(method, GradientMethod):

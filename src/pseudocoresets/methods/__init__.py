@@ -35,6 +35,7 @@ from pseudocoresets.methods.psvi import PseudocoresetVI
 from pseudocoresets.methods.renamed import method_options_from
 from pseudocoresets.methods.reverse_kl import ReverseKL
 from pseudocoresets.methods.rows import row_problem
+from pseudocoresets.methods.selection import SELECTIONS
 from pseudocoresets.methods.selection.coreset_mcmc import CoresetMCMC, TuningFreeCoresetMCMC
 from pseudocoresets.methods.selection.hamiltonian_flow import SparseHamiltonianFlow
 from pseudocoresets.methods.selection.hard_thresholding import HardThresholding
@@ -110,6 +111,7 @@ __all__ = [
     "build_gradient_method",
     "build_method",
     "method_options_from",
+    "require_method",
     "row_problem",
     "starting_points",
 ]
@@ -144,6 +146,11 @@ METHODS: Registry[Callable[..., Method]] = Registry(
     "method", {method.name: method for method in _METHODS}, group="pseudocoresets.methods"
 )
 """Every construction method by name."""
+
+
+def require_method(name: str) -> None:
+    """Refuse what is neither a method nor a selection of real images, and suggest the nearest name."""
+    Registry("method", dict.fromkeys((*METHODS, *SELECTIONS)))[name]
 
 
 def build_method(name: str, options: Mapping[str, Any] | None = None) -> Method:

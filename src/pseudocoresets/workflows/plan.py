@@ -12,7 +12,7 @@ from typing import Any
 from pseudocoresets import presets
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.core.errors import InputError
-from pseudocoresets.core.registry import Registry, parse_value
+from pseudocoresets.core.registry import parse_value
 from pseudocoresets.core.settings import build_settings
 from pseudocoresets.core.text import shortened
 from pseudocoresets.data import FOLDER_PREFIX, find_entry, full_name
@@ -20,7 +20,7 @@ from pseudocoresets.dp import Budget
 from pseudocoresets.evaluation.calibration import require_unseen_by_starts
 from pseudocoresets.evaluation.report import CONTROL_DRAWS
 from pseudocoresets.inference.settings import PROTOCOLS, SamplingSettings
-from pseudocoresets.methods import METHODS, GradientMethod, build_gradient_method, method_options_from
+from pseudocoresets.methods import METHODS, GradientMethod, build_gradient_method, method_options_from, require_method
 from pseudocoresets.methods.renamed import present_name
 from pseudocoresets.methods.selection import SELECTIONS, selection_of_start
 from pseudocoresets.models.networks import require_network
@@ -213,11 +213,6 @@ def require_dataset(name: str) -> None:
     """A data set of the catalogue, or a folder, which is looked into when it is read."""
     if not name.startswith(FOLDER_PREFIX):
         find_entry(name)
-
-
-def require_method(name: str) -> None:
-    """A method is a divergence or a selection of real images; anything else is an error that suggests the nearest."""
-    Registry("method", dict.fromkeys((*METHODS, *SELECTIONS)))[name]
 
 
 def parse_options(items: Iterable[str]) -> dict[str, Any]:

@@ -388,7 +388,7 @@ def require_experts_for(experts: Experts, data: Dataset, network: Network | None
     if network is not None and experts.network.fingerprint != network.fingerprint:
         raise InputError(
             f"These experts are of the network '{experts.network.spec}', not '{network.spec}'; "
-            "give the folder of experts of that network, or leave --network out."
+            "give experts of that network, or name no network."
         )
 
 
