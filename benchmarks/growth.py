@@ -88,7 +88,7 @@ FULL = Plan(
     },
     points=(1_000, 10_000, 100_000, 1_000_000),
     files=(300, 1_000, 3_000, 10_000),
-    repeats=3,
+    repeats=1,
 )
 SHORT = Plan(
     Setting(ipc=1, classes=10, side=8, k=5, chains=1, channels=1, width=32),
