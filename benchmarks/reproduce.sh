@@ -3,45 +3,40 @@
 #
 #   bash benchmarks/reproduce.sh LANE [DATA_DIR [RESULTS_DIR [OPTIONS OF bpc reproduce ...]]]
 #
-# Half an hour of one H200, in this order; every call may be broken off and given again:
+# Each LANE holds the most valuable cells first and may be broken off and given again; several can run side by side, best
+# under the multi-process service of NVIDIA. Seconds are estimates, alone on an H200:
 #
-#   1. bench   cafe against the published loop, alone on the device (60 s); gm, dsa and dm are recorded
-#   2. all     three lanes side by side, each with the most valuable cells first; seconds are estimates, alone:
-#                published10 (100), selections (110), published50 (270)
-#                condensation (500): rivals, most with a part of their iterations; ld, dd and kip have never run on a GPU
-#                best (250), attack (600): our recorded coreset of ten images and its control; calibration, other
-#                networks, corruptions, then both suites at four epsilons, each of which is kept when it is over
-#   3. mtt     in part, with 12 experts (500 s)
+#   selections      110   herding, k-center and forgetting
+#   labels          210   ld, learned labels of fixed images, with a part of its iterations
+#   matching        290   gm, dsa and dd, in part
+#   features        140   cafe and cafe-dsa, in part
+#   kernel          230   kip, in part
+#   mtt             350   in part, with 12 experts
+#   best            250   our recorded coreset of ten images: calibration, other networks, corruptions
+#   attack          600   the same: both suites at four epsilons, each of which is kept when it is over
+#   published50     270   the method as published at fifty images, with 12 experts
 #
-# Each of these names is a LANE too. With --smoke as an option everything is tried on the digits, without data or a GPU.
-# Finished cells are taken from benchmarks/results/reproduce. Every 45 s, and at the end, RESULTS_DIR/LANE.tgz has all
-# cells, with coresets of up to ten images per class: what benchmarks/tables.py reads from benchmarks/results/reproduce.
+# With --smoke as an option everything is tried on the digits, without data or a GPU. Finished cells are taken from
+# benchmarks/results/reproduce. Every 45 s, and at the end, RESULTS_DIR/LANE.tgz has the new cells, with coresets of up to
+# ten images per class: what benchmarks/tables.py reads from benchmarks/results/reproduce.
 lane=$1 data=${2:-data} results=${3:-runs}
 shift $(($# < 3 ? $# : 3))
 out=runs/paper_$lane
-
-follow() {
-  for each; do bash "$0" "$each" "$data" "$results" "${options[@]}"; done
-}
 options=("$@")
-if [ "$lane" = all ]; then
-  follow published10 selections published50 &
-  follow condensation &
-  follow best attack &
-  wait
-  exit
-fi
 
 compute() {
   bpc reproduce "$@" --datasets cifar10 --data-dir "$data" --out "$out" "${options[@]}"
 }
 pack() {
-  tar czf "$results/$lane.tgz" --exclude='*.checkpoint*' --exclude=log.jsonl \
-    --exclude='*-ipc50-*/coreset.safetensors' -C "$out" cells
+  (cd "$out" && find cells -type f -newer started ! -name '*.checkpoint*' ! -name log.jsonl ! -path '*-ipc50-*/coreset.*') |
+    tar czf "$results/$lane.tgz" -C "$out" -T -
 }
-mkdir -p "$out/recorded" "$results"
-cp -r benchmarks/results/reproduce/cells "$out/"
-cp benchmarks/results/coresets/cifar10-ipc10-bptt.safetensors "$out/recorded/cifar10-ipc10-best.safetensors"
+if [ ! -e "$out/started" ]; then
+  mkdir -p "$out/recorded" "$results"
+  cp -r benchmarks/results/reproduce/cells "$out/"
+  cp benchmarks/results/coresets/cifar10-ipc10-bptt.safetensors "$out/recorded/cifar10-ipc10-best.safetensors"
+  touch "$out/started"
+fi
 while sleep 45; do pack; done > /dev/null 2>&1 &
 keeper=$!
 
@@ -51,23 +46,28 @@ published*)
   ;;
 selections)
   compute coresets --expert-count 1 \
-    --only herding:10,k-center:10,forgetting:10,herding:50,herding:1,k-center:50,forgetting:50,k-center:1,forgetting:1
+    --only forgetting:10,herding:50,herding:1,k-center:50,forgetting:50,k-center:1,forgetting:1
   ;;
-condensation)
-  compute condensation --budget 1000 \
-    --only gm:10:0.4,kip:1:0.2,cafe-dsa:10:0.1,cafe:10:0.1,ld:1:0.1,ld:10:0.05,dd:10:0.02,cafe:1:0.5,cafe-dsa:1:0.5
+labels)
+  compute condensation --only ld:10:0.03,ld:1:0.03,ld:50:0.02
+  ;;
+matching)
+  compute condensation --only dd:10:0.04,gm:50:0.04,dsa:50:0.04
+  ;;
+features)
+  compute condensation --only cafe:10:0.1,cafe-dsa:10:0.1,cafe:50:0.05,cafe-dsa:50:0.05
+  ;;
+kernel)
+  compute condensation --only kip:1:0.2,kip:10:0.05,kip:50:0.005
+  ;;
+mtt)
+  compute condensation --expert-count 12 --only mtt:10:0.08,mtt:1:0.06,mtt:50:0.03
   ;;
 best)
   compute calibration cross-architecture shift --variants best --protocols cold --ipc 10 --coresets "$out/recorded"
   ;;
 attack)
   compute attack --variants best --protocols cold --ipc 10 --coresets "$out/recorded"
-  ;;
-mtt)
-  compute condensation --expert-count 12 --budget 600 --only mtt:1:0.1,mtt:10:0.1
-  ;;
-bench)
-  bpc bench --methods cafe --ipc 10 --out "$results/bench_methods.json"
   ;;
 *)
   echo "There is no lane '$lane'; the first lines of this script name them." >&2
