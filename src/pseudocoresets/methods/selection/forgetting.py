@@ -20,10 +20,11 @@ class Forgetting(Selection):
 
     With c_e(i) whether an expert is right about training image i after epoch e = 1 .. E, the image's count is
 
-        f(i) = #{ e < E : c_e(i) and not c_{e+1}(i) },     or f(i) = E if c_e(i) holds for no e,
+        f(i) = #{ e < E : c_e(i) and not c_{e+1}(i) },
 
-    summed over the experts. An image that is never learned is thus more forgotten than any that is, as in the authors'
-    code. What an untrained network (e = 0) has right by chance is not learned, and does not count.
+    summed over the experts. What an untrained network (e = 0) has right by chance is not learned, and does not count.
+    Nor is an image forgotten that was never learned: the authors, who ask which images can be left out, rank such
+    images first, but the few that are kept here would then be the outliers of each class.
     """
 
     name: ClassVar[str] = "forgetting"
@@ -56,5 +57,4 @@ def forgetting_counts(data: Dataset, experts: Experts, device: torch.device = HO
 def count_forgotten(right: Iterable[Tensor]) -> Tensor:
     """f(i) for one expert from c_1, c_2, ..., each (n,) and boolean."""
     history = torch.stack(list(right)).cpu()
-    forgotten = (history[:-1] & ~history[1:]).sum(0)
-    return torch.where(history.any(0), forgotten, len(history))
+    return (history[:-1] & ~history[1:]).sum(0)
