@@ -166,6 +166,7 @@ class Residual(nn.Module):
 
 
 CONVNET = build_network("convnet:depth=2,width=16", (3, 8, 8), 10)
+MANY_CLASSES = build_network("convnet:depth=2,width=16", (3, 8, 8), 70)
 OTHERS = [
     build_network("convnet:depth=2,width=8,norm=group,pooling=max,activation=leaky-relu", (3, 8, 8), 10),
     Network.from_module(Residual, (3, 8, 8), 10),
@@ -186,11 +187,12 @@ def check_chains(network: Network, shared: bool, soft: bool, momentum: float) ->
     chains, images, steps, step_size, decay = 3, 2, 2, 0.1, 0.01
     generator = torch.Generator().manual_seed(0)
     layout = layout_of(network) or autograd_layout(network)
-    assert isinstance(layout, Layout) == (network is CONVNET)
+    assert isinstance(layout, Layout) == (network in (CONVNET, MANY_CLASSES))
     start = network.initialise(0, chains)
     sources = 1 if shared else chains
     x = torch.randn(sources, steps, images, 3, 8, 8, generator=generator)
-    y = torch.rand(images, 10, generator=generator).softmax(-1) if soft else torch.arange(images)
+    classes = len(network.logits(start[0], x[0, 0])[0])
+    y = torch.rand(images, classes, generator=generator).softmax(-1) if soft else torch.arange(images)
     factors = torch.rand(images, generator=generator)
     with mock.patch.multiple(torch.cuda, **CUDA), torch.no_grad():  # as a capture has it
         runner = CapturedChains(layout, (3, 8, 8), chains, images, steps, soft, shared, CPU, torch.float32)
@@ -374,16 +376,16 @@ def check_noise(momentum: float) -> dict[str, float]:
     return in_standard_errors((ends[0] - ends[1]) / (2 * (1 - momentum) * step_size * temperature) ** 0.5)
 
 
-def check_trajectory(soft: bool, chains: int, momentum: float) -> dict[str, float]:
+def check_trajectory(soft: bool, chains: int, momentum: float, classes: int) -> dict[str, float]:
     """Three steps of each moving chain and their adjoint, against a plain loop of first derivatives in float64."""
     steps, images, step_size, decay = 3, 2, 0.1, 0.01
     generator = torch.Generator().manual_seed(0)
-    network = build_network("convnet:depth=1,width=16", (3, 8, 8), 10)
+    network = build_network("convnet:depth=1,width=16", (3, 8, 8), classes)
     layout = layout_of(network)
     assert isinstance(layout, Layout)
     start, spacings = network.initialise(0, chains), 1e-2 * (1 + torch.arange(chains))
     x = torch.randn(steps, images, 3, 8, 8, generator=generator)
-    y = torch.rand(images, 10, generator=generator).softmax(-1) if soft else torch.arange(images)
+    y = torch.rand(images, classes, generator=generator).softmax(-1) if soft else torch.arange(images)
     factors, adjoints = torch.rand(images, generator=generator), torch.randn(start.shape, generator=generator)
     velocities = 0.1 * torch.randn(start.shape, generator=generator)
     trajectory = CapturedTrajectory(layout, (3, 8, 8), chains, images, steps, soft, CPU, torch.float32)
@@ -397,7 +399,7 @@ def check_trajectory(soft: bool, chains: int, momentum: float) -> dict[str, floa
         return dtheta + decay * theta, dx, -factors[:, None] * log_p
 
     dx, dstep = torch.zeros(x.shape, dtype=torch.float64), torch.zeros(())
-    dy = torch.zeros(steps, images, 10, dtype=torch.float64)
+    dy = torch.zeros(steps, images, classes, dtype=torch.float64)
     ends, befores = [], []
     for first, velocity, adjoint, spacing in zip(start, velocities, adjoints, spacings.tolist(), strict=True):
         path, speeds, along = [first.double()], [velocity.double()], adjoint.double()
@@ -566,6 +568,7 @@ if __name__ == "__main__":
             check((3, 16, 16), 2, 10, 3, soft=False),
             check((1, 28, 28), 3, 10, 2, soft=True),
             check((3, 8, 8), 2, 20, 3, soft=False),
+            check((3, 8, 8), 2, 100, 3, soft=False),
         ],
         "norms": [check_norm((3, 24, 5, 3), 6), check_norm((2, 16, 4, 4), 16), check_norm((2, 8, 4, 4), 1)],
         "clipped": [check_clipped(network, torch.float32) for network in CLIPPED],
@@ -574,6 +577,7 @@ if __name__ == "__main__":
         "chains": [
             check_chains(CONVNET, shared=True, soft=True, momentum=0.8),
             check_chains(CONVNET, shared=False, soft=False, momentum=0.0),
+            check_chains(MANY_CLASSES, shared=True, soft=True, momentum=0.8),
         ],
         "chains by autograd": [check_chains(each, soft, soft, 0.8) for each in OTHERS for soft in (True, False)],
         "bfloat16": [each for network in OTHERS for chains in (1, 2) for each in check_bfloat16(network, chains)],
@@ -592,7 +596,11 @@ if __name__ == "__main__":
             check_condensation(FeatureAlignment(batch_size=2, watched_images=1, most_epochs=1)),
         ],
         "noise": check_noise(0.9),
-        "trajectory": [check_trajectory(False, 2, 0.8), check_trajectory(True, 1, 0.0)],
+        "trajectory": [
+            check_trajectory(False, 2, 0.8, 10),
+            check_trajectory(True, 1, 0.0, 10),
+            check_trajectory(True, 2, 0.8, 70),
+        ],
         "matching": [check_matching(False, 1, 1), check_matching(True, 2, 0)],
         "unroll": check_unroll(0.9),
         "update": check_update(),

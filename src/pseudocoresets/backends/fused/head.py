@@ -1,18 +1,24 @@
-"""Triton kernels for the classifier, its cross-entropy and the update of the parameters.
+"""The classifier, its cross-entropy and the update of the parameters, as Triton kernels.
 
 For image i with features h_i, labels y_i (a distribution) and factor s_i = w_i / n:
 
     l = W h_i + b,   p = softmax(l),   e_i = - s_i sum_c y_ic log p_c
     dl = s_i (p sum_c y_ic - y_i),   dh_i = W^T dl,   dW = sum_i dl h_i^T,   db = sum_i dl,   dy_i = - s_i log p
+
+A program of the kernels holds all scores of an image and reads all of W, twice where it is large. With many classes the
+same is computed by products of matrices, which read W once for a tile of images.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 TILE_VALUES = 32_768
+MOST_CLASSES = 64
+"""Of the kernels: with 200 classes they took more than half of a step of 2,000 images, as 2,000 of ten classes show."""
 
 
 @triton.jit
@@ -169,6 +175,9 @@ def classify(
     size = weight.shape[1]
     chains = len(signs)
     classes = len(bias) // chains
+    if classes > MOST_CLASSES:
+        _classify_by_products(features, weight, bias, labels, factors, energies, dlogits, dfeatures, dlabels, signs)
+        return
     padded = dlogits.shape[1]
     _classify[(len(features),)](
         features, weight, bias, labels, factors, energies, dlogits, dfeatures, dlabels, signs,
@@ -177,12 +186,52 @@ def classify(
     )  # fmt: skip
 
 
+def _classify_by_products(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    labels: Tensor,
+    factors: Tensor,
+    energies: Tensor,
+    dlogits: Tensor,
+    dfeatures: Tensor,
+    dlabels: Tensor,
+    signs: Tensor,
+) -> None:
+    """What ``classify`` says, in tensors (chains, m, ...)."""
+    chains, size = len(signs), weight.shape[1]
+    classes = len(bias) // chains
+
+    def by_rows(buffer: Tensor) -> Tensor:
+        return buffer.view(-1, chains, buffer.shape[1]).transpose(0, 1)
+
+    w = weight.view(chains, classes, size).float()
+    logits = torch.baddbmm(bias.view(chains, 1, classes), by_rows(features).float(), w.mT)
+    log_p = logits.log_softmax(2)
+    hard = not labels.is_floating_point()
+    y = (labels[:, None] == torch.arange(classes, device=labels.device)).float() if hard else labels
+    scale = (signs[:, None] * factors)[..., None]
+    dl = scale * (log_p.exp() * y.sum(1, keepdim=True) - y)
+    by_rows(energies[:, None]).copy_(-scale * (y * log_p).sum(2, keepdim=True))
+    by_rows(dlogits)[..., :classes].copy_(dl)
+    by_rows(dfeatures).copy_(dl @ w)
+    if not hard:
+        by_rows(dlabels)[..., :classes].copy_(-scale * log_p)
+
+
 def classifier_gradient(features: Tensor, dlogits: Tensor, dweight: Tensor, dbias: Tensor, chains: int = 1) -> None:
     """Write dW and db, of each chain."""
     rows, size = features.shape
+    classes = len(dbias) // chains
+    if classes > MOST_CLASSES:
+        dl = dlogits.view(-1, chains, dlogits.shape[1])[..., :classes].transpose(0, 1)
+        h = features.view(-1, chains, size).transpose(0, 1).float()
+        torch.bmm(dl.mT, h, out=dweight.view(chains, classes, size))
+        torch.sum(dl, 1, out=dbias.view(chains, classes))
+        return
     columns = 64
     _classifier_gradient[(triton.cdiv(size, columns), chains)](
-        features, dlogits, dweight, dbias, rows // chains, size, len(dbias) // chains, dlogits.shape[1], columns, 32,
+        features, dlogits, dweight, dbias, rows // chains, size, classes, dlogits.shape[1], columns, 32,
         chains, num_warps=4,
     )  # fmt: skip
 
