@@ -6,12 +6,14 @@
 An iteration of contrastive divergence is measured against images per class, classes, the side of images, k and chains;
 a pass of expert training, whose images stay on the host (in a memory-mapped file) or lie on the device, and the reading
 of a folder of images against n. Slopes are those of log seconds against log size over the upper half of the sizes: 1
-is cost in proportion. The picture is written beside the record.
+is cost in proportion. The picture is written beside the record, and with --redraw from the record alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import json
 import math
 import statistics
 import tempfile
@@ -28,7 +30,7 @@ import torch
 
 from pseudocoresets._io.files import write_json
 from pseudocoresets._io.pictures import save_figure
-from pseudocoresets.backends import Backend, choose_backend
+from pseudocoresets.backends import choose_backend
 from pseudocoresets.core.devices import PeakMemory, resolve_device, threads_for
 from pseudocoresets.core.progress import Silent
 from pseudocoresets.data import load_folder, resident
@@ -42,7 +44,9 @@ from pseudocoresets.workflows.provenance import provenance
 POPULATION = 4
 """Experts that are trained where n grows."""
 LONGEST = 5.0
-"""Seconds after which a call is not repeated, and larger sizes of the same quantity are left out."""
+"""Seconds of a call after which larger sizes of the same quantity are left out."""
+ENOUGH = 1.0
+"""Seconds in all after which a call is not repeated."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ FULL = Plan(
     },
     points=(1_000, 10_000, 100_000, 1_000_000),
     files=(300, 1_000, 3_000, 10_000),
-    repeats=1,
+    repeats=5,
 )
 SHORT = Plan(
     Setting(ipc=1, classes=10, side=8, k=5, chains=1, channels=1, width=32),
@@ -120,7 +124,8 @@ class Cost:
     size: int
     who: str
     seconds: float
-    peak_memory: int
+    peak_memory: int | None
+    """Bytes; None in a record that has none."""
 
 
 def main() -> None:
@@ -129,14 +134,19 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="Small problems, for a laptop.")
     parser.add_argument("--only", nargs="*", default=list(TITLES), help="Only these quantities.")
     parser.add_argument("--seconds", type=float, default=math.inf, help="Begin no measurement after this time.")
+    parser.add_argument("--redraw", action="store_true", help="Measure nothing; draw the record's picture again.")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
+    if arguments.redraw:
+        recorded = json.loads(arguments.out.read_text())["costs"]
+        draw([Cost(**cost) for cost in recorded], arguments.out.with_suffix(".png"))
+        return
     device, plan = resolve_device(arguments.device), SHORT if arguments.short else FULL
     costs: list[Cost] = []
     began = time.monotonic()
-    for cost in measured(plan, arguments.only, device, choose_backend(device)):
+    for cost in measured(plan, arguments.only, device):
         costs.append(cost)
-        memory = f"{cost.peak_memory / 2**20:9,.0f} MiB"
+        memory = f"{mebibytes(cost):9,.0f} MiB"
         print(f"{cost.quantity} {cost.size:>9,} {cost.who:>9}: {1e3 * cost.seconds:10,.1f} ms {memory}", flush=True)
         document = {"held": asdict(plan.held), "slopes": slopes(costs), "costs": [asdict(each) for each in costs]}
         write_json(arguments.out, {**provenance(device=device), **document})
@@ -145,46 +155,50 @@ def main() -> None:
     draw(costs, arguments.out.with_suffix(".png"))
 
 
-def measured(plan: Plan, quantities: Iterable[str], device: torch.device, backend: Backend) -> Iterator[Cost]:
+def measured(plan: Plan, quantities: Iterable[str], device: torch.device) -> Iterator[Cost]:
     for quantity in quantities:
         if quantity == "points":
-            yield from expert_passes(plan, device, backend)
+            yield from expert_passes(plan, device)
         elif quantity == "files":
             yield from folders(plan)
         else:
-            yield from iterations(plan, quantity, device, backend)
+            yield from iterations(plan, quantity, device)
 
 
-def iterations(plan: Plan, quantity: str, device: torch.device, backend: Backend) -> Iterator[Cost]:
+def iterations(plan: Plan, quantity: str, device: torch.device) -> Iterator[Cost]:
     """Ours and the plain loop, until one of the sizes takes too long."""
     tiring: set[str] = set()
     for size in plan.sizes[quantity]:
         setting = replace(plan.held, **{quantity: size})
-        with threads_for(setting.shape):
-            for who, call in sides(setting, device, backend).items():
-                if who not in tiring:
-                    cost = Cost(quantity, size, who, *cost_of(call, plan.repeats, device))
-                    if cost.seconds > LONGEST:
-                        tiring.add(who)
-                    yield cost
+        for who, make in (("ours", our_iteration), ("reference", chains_in_turn)):
+            if who not in tiring:
+                with threads_for(setting.shape):
+                    cost = Cost(quantity, size, who, *cost_of(make(setting, device), plan.repeats, device))
+                if cost.seconds > LONGEST:
+                    tiring.add(who)
+                yield cost
 
 
-def sides(setting: Setting, device: torch.device, backend: Backend) -> dict[str, Callable[[], object]]:
+def our_iteration(setting: Setting, device: torch.device) -> Callable[[], object]:
+    """With a backend of its own, which keeps nothing that was captured for another size."""
     network = build_network(f"convnet:width={setting.width}", setting.shape, setting.classes)
     data = synthetic_data(setting.shape, 2 * setting.images, setting.classes, setting.classes)
-    ours = construction_iteration(
-        data, network, contrastive_divergence(setting.chains, setting.k), setting.ipc, device, backend
-    )
+    method = contrastive_divergence(setting.chains, setting.k)
+    return construction_iteration(data, network, method, setting.ipc, device, choose_backend(device))
+
+
+def chains_in_turn(setting: Setting, device: torch.device) -> Callable[[], object]:
+    network = build_network(f"convnet:width={setting.width}", setting.shape, setting.classes)
     reference = ReferenceLoop(network, setting.images, setting.k, device)
 
-    def chains_in_turn() -> None:
+    def iteration() -> None:
         for _ in range(setting.chains):
             reference()
 
-    return {"ours": ours, "reference": chains_in_turn}
+    return iteration
 
 
-def expert_passes(plan: Plan, device: torch.device, backend: Backend) -> Iterator[Cost]:
+def expert_passes(plan: Plan, device: torch.device) -> Iterator[Cost]:
     """One epoch of a population, with images that may lie on the device and with a file that stays on the host."""
     setting = plan.held
     network = build_network(f"convnet:width={setting.width}", setting.shape, setting.classes)
@@ -192,9 +206,9 @@ def expert_passes(plan: Plan, device: torch.device, backend: Backend) -> Iterato
         data = mapped_data(setting, size)
         data.fingerprint  # noqa: B018  (read once, whoever trains)
 
-        own = {"batch_size": 256, "device": device, "backend": backend, "progress": Silent()}
-        train = partial(train_experts, data, network, POPULATION, 1, **own)
         for who, share in (("ours", resident.SHARE_OF_MEMORY), ("streamed", 0.0)):
+            own = {"batch_size": 256, "device": device, "backend": choose_backend(device), "progress": Silent()}
+            train = partial(train_experts, data, network, POPULATION, 1, **own)
             with patch.object(resident, "SHARE_OF_MEMORY", share), threads_for(setting.shape):
                 yield Cost("points", size, who, *cost_of(train, 1, device))
 
@@ -230,6 +244,7 @@ def cost_of(call: Callable[[], object], repeats: int, device: torch.device) -> t
 
     On a CPU these are of processor time, since other work may share it.
     """
+    gc.collect()  # what was captured for the size before
     clock, times = time.perf_counter if device.type == "cuda" else time.process_time, []
     with PeakMemory(device) as memory:
         for _ in range(repeats + 1):
@@ -238,9 +253,13 @@ def cost_of(call: Callable[[], object], repeats: int, device: torch.device) -> t
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             times.append(clock() - began)
-            if len(times) > 1 and sum(times) > LONGEST:
+            if len(times) > 1 and sum(times[1:]) > ENOUGH:
                 break
     return min(times[1:] or times), memory.bytes
+
+
+def mebibytes(cost: Cost) -> float:
+    return math.nan if cost.peak_memory is None else cost.peak_memory / 2**20
 
 
 def slopes(costs: list[Cost]) -> dict[str, dict[str, float]]:
@@ -266,7 +285,7 @@ def draw(costs: list[Cost], path: Path) -> None:
     looks = {"ours": "o-", "reference": "s--", "streamed": "^:"}
     values: tuple[tuple[str, Callable[[Cost], float]], ...] = (
         ("seconds (of processor on a CPU)", lambda cost: cost.seconds),
-        ("peak memory, MiB", lambda cost: cost.peak_memory / 2**20),
+        ("peak memory, MiB", mebibytes),
     )
     for column, quantity in enumerate(quantities):
         for row, (name, value) in enumerate(values):
@@ -279,7 +298,9 @@ def draw(costs: list[Cost], path: Path) -> None:
             if row == 0:
                 axes.set_yscale("log")
             else:
-                axes.set_ylim(0, 1.15 * max(value(cost) for cost in costs if cost.quantity == quantity))
+                known = [value(cost) for cost in costs if cost.quantity == quantity and cost.peak_memory]
+                axes.set_visible(bool(known))
+                axes.set_ylim(0, 1.15 * max(known, default=1.0))
             sizes = sorted({cost.size for cost in costs if cost.quantity == quantity})
             axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=7)
             axes.minorticks_off()
