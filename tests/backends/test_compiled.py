@@ -75,7 +75,7 @@ def launch_gradients(images: int, chains: int) -> None:
     patches = patches_of(zeros(images, *shape), layout, torch.bfloat16)
     energies, factors, dx = zeros(images * chains), zeros(images), zeros(images, *shape)
     workspace.accumulate(theta, compact, patches, zeros(images, 10), factors, gradient, energies, dx)
-    head.update(theta, velocity, gradient, compact, zeros(4), zeros(1, dtype=torch.int64), 1)
+    head.update(theta, velocity, gradient, compact, theta, zeros(4), zeros(1, dtype=torch.int64), 1)
     features = workspace.features(theta, compact, patches, of_layers=True)
     workspace.feature_gradient(theta, compact, patches, features)
 
@@ -89,7 +89,7 @@ def launch_adjoint(chains: int) -> None:
     theta, following, lambdas, pull = (zeros(wide.size) for _ in range(4))
     at, gradients = zeros(probes.size), zeros(probes.size)
     adjoint.set_probes(theta, pull, zeros(2 * chains), places, at, at.to(torch.bfloat16), gradients)
-    adjoint.pull_back(theta, following, lambdas, pull, zeros(4), gradients, places, zeros())
+    adjoint.pull_back(theta, following, lambdas, pull, theta, zeros(4), gradients, places, zeros())
 
 
 def launch_augmentation(shape: tuple[int, int, int], images: int) -> None:

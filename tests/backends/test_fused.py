@@ -73,7 +73,7 @@ def test_kernels_agree_with_autograd_when_interpreted() -> None:
     for differences in found["condensation"]:
         assert max(differences.values()) < 100 * FLOAT32_ROUNDING, differences
     # A difference of two gradients over a spacing of 0.01 multiplies their rounding by a hundred.
-    for differences in [*found["trajectory"], *found["matching"], found["unroll"]]:
+    for differences in [*found["trajectory"], *found["matching"], *found["unroll"]]:
         assert max(differences.values()) < 100 * FLOAT32_ROUNDING, differences
     # Places between pixels are found to the rounding of their coordinates, up to 8 here, times the images' slopes.
     for differences in found["augmentation"]:

@@ -14,7 +14,7 @@ from pseudocoresets.data import Dataset
 from pseudocoresets.kernels import KERNELS, SCHEDULES, SGHMC
 from pseudocoresets.models.networks import build_network
 
-STEP_SIZES = {"langevin": 0.1, "sghmc": 0.02, "mala": 1e-4, "hmc": 1e-3, "nuts": 1e-3}
+STEP_SIZES = {"langevin": 0.1, "sghmc": 0.02, "psghmc": 0.02, "mala": 1e-4, "hmc": 1e-3, "nuts": 1e-3}
 
 
 @pytest.fixture(scope="module")

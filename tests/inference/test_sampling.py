@@ -173,7 +173,9 @@ def test_the_temperature_sets_the_spread(coreset: pc.Coreset, experts: Experts) 
     assert float(warm[:, -1].std()) > 1.5 * float(samples[:, -1].std())
 
 
-@pytest.mark.parametrize(("sampler", "steady"), [("langevin", False), ("sghmc", False), ("hmc", True), ("mala", True)])
+@pytest.mark.parametrize(
+    ("sampler", "steady"), [("langevin", False), ("sghmc", False), ("psghmc", False), ("hmc", True), ("mala", True)]
+)
 def test_samplers_that_accept_or_reject_see_one_potential(
     coreset: pc.Coreset, monkeypatch: pytest.MonkeyPatch, sampler: str, steady: bool
 ) -> None:
@@ -192,7 +194,7 @@ def test_samplers_that_accept_or_reject_see_one_potential(
     assert (max(differences) == 0) == steady
 
 
-@pytest.mark.parametrize("sampler", ["sghmc", "hmc", "mala"])
+@pytest.mark.parametrize("sampler", ["sghmc", "psghmc", "hmc", "mala"])
 def test_other_samplers_move_towards_the_posterior(coreset: pc.Coreset, digits: Dataset, sampler: str) -> None:
     few = {**FEW, "samples": 1, "step_size": 0.02}
     chains = [pc.sample_posterior(coreset, sampler, **{**few, "steps": steps}) for steps in (1, 40)]

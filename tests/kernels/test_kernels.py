@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -35,11 +35,16 @@ from pseudocoresets.kernels import (
     DualAveraging,
     Langevin,
     Polynomial,
+    PreconditionedSGHMC,
     advance,
     is_adjusted,
     run_chain,
+    speeds_at,
     warm_up,
 )
+from pseudocoresets.kernels.preconditioned import relative_speeds
+from pseudocoresets.models.classifier import Classifier
+from pseudocoresets.models.networks import build_network
 
 LARGEST_Z = 4.5
 """A right answer exceeds this once in 150,000 comparisons."""
@@ -87,12 +92,28 @@ def langevin_covariance(step_size: float) -> Tensor:
     return torch.as_tensor(linalg.solve_discrete_lyapunov(transition, 2 * step_size * TEMPERATURE * np.eye(3)))
 
 
-def sghmc_covariance(step_size: float, decay: float) -> Tensor:
+def sghmc_covariance(step_size: float, decay: float, precision: Tensor = PRECISION) -> Tensor:
     """The position's block of the stationary covariance of (theta, v), a linear recursion."""
-    eye, gradient = np.eye(3), step_size * PRECISION.numpy()
+    eye, gradient = np.eye(3), step_size * precision.numpy()
     transition = np.block([[eye - gradient, (1 - decay) * eye], [-gradient, (1 - decay) * eye]])
     noise = np.kron(np.ones((2, 2)), 2 * decay * step_size * TEMPERATURE * eye)
     return torch.as_tensor(linalg.solve_discrete_lyapunov(transition, noise)[:3, :3].copy())
+
+
+BLOCKS = (1, 2)
+
+
+def speeds_by_hand(gradient: Tensor) -> Tensor:
+    """For two blocks, of one parameter and of two."""
+    first, second = gradient[0] ** 2, (gradient[1] ** 2 + gradient[2] ** 2) / 2
+    whole = (gradient**2).sum() / 3
+    return torch.stack([1.001 / (block / whole + 0.001) for block in (first, second, second)]).sqrt()
+
+
+def preconditioned_covariance(step_size: float, decay: float, speeds: Tensor) -> Tensor:
+    """That of SGHMC in coordinates in which all speeds are one, P^(-1/2) theta, taken back."""
+    root = speeds.sqrt().diag()
+    return root @ sghmc_covariance(step_size, decay, root @ PRECISION @ root) @ root
 
 
 EXACT = TEMPERATURE * torch.linalg.inv(PRECISION)
@@ -110,6 +131,50 @@ def test_correlated_gaussian(kernel: AnyKernel, covariance: Tensor, steps: int) 
     start = torch.zeros(CHAINS, 3, dtype=torch.double)
     end = advance(kernel, start, gaussian(), steps, seeded())
     assert moment_z_scores(end, MEAN, covariance).abs().max() < LARGEST_Z
+
+
+@pytest.mark.parametrize("decay", [0.3, 1.0])
+def test_speeds_change_how_fast_the_posterior_is_reached_and_not_which(decay: float) -> None:
+    """With speeds that the kernel finds where all chains start, chains are those of SGHMC in scaled coordinates."""
+    start, target = torch.zeros(CHAINS, 3, dtype=torch.double), replace(gaussian(), blocks=BLOCKS)
+    speeds = speeds_by_hand(-MEAN @ PRECISION)
+    assert float(speeds.max() / speeds.min()) > 3
+    end = advance(PreconditionedSGHMC(0.3, decay), start, target, 100, seeded())
+    assert moment_z_scores(end, MEAN, preconditioned_covariance(0.3, decay, speeds)).abs().max() < LARGEST_Z
+
+
+def test_one_block_has_the_speed_one() -> None:
+    start = torch.randn(5, 3, dtype=torch.double, generator=seeded(1))
+    ends = [
+        advance(kernel, start, gaussian(), 20, seeded()) for kernel in (SGHMC(0.1, 0.3), PreconditionedSGHMC(0.1, 0.3))
+    ]
+    torch.testing.assert_close(*ends)
+
+
+@given(st.floats(1e-3, 1e3), st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(0, 100))
+@settings(max_examples=50, deadline=None)
+def test_speeds_do_not_depend_on_the_scale_of_the_gradient(scale: float, blocks: list[int], seed: int) -> None:
+    """They are one number for each block, the larger the smaller its gradients are."""
+    gradient = torch.randn(2, sum(blocks), dtype=torch.double, generator=seeded(seed))
+    speeds = relative_speeds(gradient, blocks)
+    torch.testing.assert_close(relative_speeds(scale * gradient, blocks), speeds)
+    means = torch.stack([part.square().mean(-1) for part in gradient.split(blocks, -1)], -1)
+    of_blocks = torch.stack([part[..., 0] for part in speeds.split(blocks, -1)], -1)
+    assert torch.equal(speeds, of_blocks.repeat_interleave(torch.tensor(blocks), -1))
+    assert torch.equal(means.argsort(-1), (-of_blocks).argsort(-1))
+
+
+def test_speeds_where_there_is_no_gradient_are_one() -> None:
+    assert torch.equal(relative_speeds(torch.zeros(2, 3), (1, 2)), torch.ones(2, 3))
+
+
+def test_blocks_of_a_network_are_its_tensors() -> None:
+    model = Classifier(build_network("convnet:depth=1,width=4", (1, 8, 8), 3))
+    x, y, theta = torch.randn(3, 1, 8, 8, generator=seeded()), torch.arange(3), model.network.initialise(0, 2)
+    found = speeds_at(theta, Energy(model, 50).target(x, y, torch.full((3,), 50 / 3)))
+    parts = model.network.unflatten(found)
+    assert all(part.flatten(1).unique(dim=1).shape[1] == 1 for part in parts.values())
+    assert (parts["classifier.weight"][:, 0, 0] < parts["features.0.weight"][:, 0, 0, 0, 0]).all()
 
 
 @pytest.mark.parametrize(("kernel", "steps"), [(Langevin(0.3), 60), (SGHMC(0.3, 0.3), 100)])

@@ -23,15 +23,16 @@ from torch import Tensor, nn
 import pseudocoresets as pc
 from pseudocoresets.construction.loop import run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
-from pseudocoresets.core.energy import Energy
+from pseudocoresets.core.energy import Energy, without_noise
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import Motion, at_rest
 from pseudocoresets.data import Dataset
 from pseudocoresets.data.augmentation import dsa
 from pseudocoresets.gradients import Differences
+from pseudocoresets.kernels import PreconditionedSGHMC, advance, speeds_at
 from pseudocoresets.methods import BPTT, Loss, Points, Problem, RealData
-from pseudocoresets.methods.bptt import POOL, VELOCITIES
+from pseudocoresets.methods.bptt import POOL, SPEEDS, VELOCITIES
 from pseudocoresets.models.networks import Network
 from pseudocoresets.sources.experts import Experts
 
@@ -59,6 +60,10 @@ def with_carried(points: Points, carried: Any) -> Points:
     return replace(points, state=carried)
 
 
+def unequal_speeds() -> dict[str, Tensor]:
+    return {SPEEDS: torch.linspace(0.5, 2, smooth_network().size, dtype=DOUBLE)[None]}
+
+
 def moving_chains(count: int) -> dict[str, Tensor]:
     """Chains whose velocities are of the size of a slope."""
     generator = torch.Generator().manual_seed(6)
@@ -66,23 +71,27 @@ def moving_chains(count: int) -> dict[str, Tensor]:
     return {POOL: places, VELOCITIES: 0.1 * torch.randn(places.shape, generator=generator, dtype=DOUBLE)}
 
 
+@pytest.mark.parametrize("gradient", ["stored", "exact"])
+@pytest.mark.parametrize("preconditioned", [False, True])
 @pytest.mark.parametrize(
     ("augment_real", "points_per_step", "momentum"), [(False, 0, 0.0), (True, 4, 0.0), (False, 0, 0.9), (True, 4, 0.9)]
 )
 def test_exact_gradient_is_that_of_the_loss_by_finite_differences(
-    augment_real: bool, points_per_step: int, momentum: float
+    augment_real: bool, points_per_step: int, momentum: float, preconditioned: bool, gradient: str
 ) -> None:
     """In the images, the labels, the weights and the step size, with augmentation; with momentum from a motion."""
     problem = smooth_problem(dsa(flippable=False))
     method = BPTT(
         steps=5,
         momentum=momentum,
-        gradient="stored",
+        preconditioned=preconditioned,
+        gradient=gradient,
         step_size_learning_rate=1.0,
         augment_real=augment_real,
         points_per_step=points_per_step,
     )
-    points = with_carried(network_points(step_size=0.2), moving_chains(method.chains) if momentum else {})
+    carried = (moving_chains(method.chains) if momentum else {}) | (unequal_speeds() if preconditioned else {})
+    points = with_carried(network_points(step_size=0.2), carried)
 
     def value(at: Points) -> Tensor:
         return method.loss(at, problem, Randomness.for_purpose(4)).value
@@ -103,22 +112,26 @@ def test_exact_gradient_is_that_of_the_loss_by_finite_differences(
     torch.testing.assert_close(found["step_size"], slope, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("preconditioned", [False, True])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_differences_come_to_the_exact_gradient_with_the_square_of_the_radius(momentum: float) -> None:
+def test_differences_come_to_the_exact_gradient_with_the_square_of_the_radius(
+    momentum: float, preconditioned: bool
+) -> None:
     problem, points = smooth_problem(dsa(flippable=False)), network_points()
 
     def gradient(**options: Any) -> Tensor:
-        method = BPTT(steps=5, step_size=0.2, momentum=momentum, **options)
+        method = BPTT(steps=5, step_size=0.2, momentum=momentum, preconditioned=preconditioned, **options)
         return gradients(method.loss(points, problem, Randomness.for_purpose(4)).value, points)["x"]
 
     exact = gradient(gradient="stored")
     errors = [
-        float((gradient(gradient=Differences(radius)) - exact).norm() / exact.norm()) for radius in (0.1, 0.05, 0.025)
+        float((gradient(gradient=Differences(radius)) - exact).norm() / exact.norm())
+        for radius in (0.05, 0.025, 0.0125)
     ]
     assert errors[0] < 0.01
     for coarse, fine in pairwise(errors):
         # A central difference: halving the radius quarters the error, up to the next order, radius^2.
-        assert fine / coarse == pytest.approx(0.25, rel=0.1**2 * 10)
+        assert fine / coarse == pytest.approx(0.25, rel=0.05**2 * 10)
 
 
 def test_a_chain_that_does_not_move_has_a_finite_gradient() -> None:
@@ -215,6 +228,30 @@ def test_two_unrolls_of_a_chain_are_one_of_twice_the_length(momentum: float) -> 
     assert not torch.equal(whole[POOL], start[POOL])
     stopped = after(short, {POOL: half[POOL]})
     assert torch.allclose(stopped[POOL], whole[POOL], rtol=1e-3, atol=1e-3) == (momentum == 0)
+
+
+def test_an_unroll_with_speeds_is_a_stretch_of_the_kernel_with_masses() -> None:
+    """At temperature zero, and with the speeds that the kernel finds where the chain starts."""
+    problem, points = smooth_problem(), network_points(learned=False)
+    method = BPTT(steps=7, chains=1, step_size=0.2, momentum=0.8, preconditioned=True)
+    start = smooth_network().initialise(5, 1).to(DOUBLE)
+    target = problem.energy.target(points.x, points.y, points.weights)
+    carried = {POOL: start, SPEEDS: speeds_at(start, target)}
+    end = method.loss(with_carried(points, carried), problem, continuing(method)).state[POOL]
+    kernel = PreconditionedSGHMC(0.2, 0.2)
+    chain = advance(kernel, start, without_noise(target), method.steps, torch.Generator())
+    torch.testing.assert_close(end, chain, rtol=1e-12, atol=1e-14)
+    assert carried[SPEEDS].unique().numel() == 4
+
+
+def test_speeds_are_found_once_and_kept() -> None:
+    problem, points = smooth_problem(), network_points(learned=False)
+    method = BPTT(steps=2, chains=2, unrolls=2, step_size=0.2, preconditioned=True)
+    first = dict(method.loss(points, problem, Randomness.for_purpose(4)).state)
+    assert first[SPEEDS].shape == (1, smooth_network().size)
+    moved = replace(with_carried(points, first), x=points.x + 1)
+    assert torch.equal(method.loss(moved, problem, Randomness.for_purpose(5)).state[SPEEDS], first[SPEEDS])
+    assert SPEEDS not in replace(method, preconditioned=False).loss(points, problem, Randomness.for_purpose(4)).state
 
 
 def test_a_restarted_chain_forgets_where_it_was_and_the_others_stay() -> None:
@@ -397,7 +434,12 @@ def construct(digits: Dataset, experts: Experts | None, method: BPTT, iterations
 
 
 @pytest.mark.parametrize(
-    "aged", [{}, {"burn_in": 6, "spread": True, "equal_weight": True}, {"momentum": 0.9, "step_size": 0.02}]
+    "aged",
+    [
+        {},
+        {"burn_in": 6, "spread": True, "equal_weight": True},
+        {"momentum": 0.9, "step_size": 0.02, "preconditioned": True},
+    ],
 )
 def test_an_interrupted_construction_goes_on_with_the_same_chains(
     digits: Dataset, experts: Experts, tmp_path: Path, aged: dict[str, Any]

@@ -30,7 +30,7 @@ from pseudocoresets.core.state import AdjointState, Motion, Rates, sampling_rate
 from pseudocoresets.data.augmentation import KINDS, Augmentation
 from pseudocoresets.dp import LayerwiseGradients, clipped_sum
 from pseudocoresets.gradients import Outcome
-from pseudocoresets.kernels import SGD, SGHMC, AnyKernel, Cyclical, Drop, Schedule
+from pseudocoresets.kernels import SGD, SGHMC, AnyKernel, Cyclical, Drop, PreconditionedSGHMC, Schedule
 from pseudocoresets.methods import (
     BPTT,
     DistributionMatching,
@@ -42,6 +42,7 @@ from pseudocoresets.methods import (
     RealData,
     Wasserstein,
 )
+from pseudocoresets.methods.bptt import SPEEDS
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
 
@@ -118,11 +119,11 @@ def check_update() -> dict[str, float]:
     size, eta, decay, noise, momentum = 20_000, 0.1, 0.5, 0.2, 0.9
     theta, velocity = torch.full((size,), 2.0), torch.full((size,), 3.0)
     gradient, compact = torch.full((size,), 4.0), torch.zeros(size)
-    rates = torch.tensor([eta, decay, noise, momentum])
-    head.update(theta, velocity, gradient, compact, rates, torch.tensor([7]), 1)
+    rates, speeds = torch.tensor([eta, decay, noise, momentum]), torch.linspace(0.5, 2, size)
+    head.update(theta, velocity, gradient, compact, speeds, rates, torch.tensor([7]), 1)
     expected_velocity = momentum * 3 + 4 + decay * 2
-    return in_standard_errors((velocity - expected_velocity) / noise) | {
-        "move": float((theta - (2 - eta * velocity)).abs().max()),
+    return in_standard_errors((velocity - expected_velocity) * speeds.sqrt() / noise) | {
+        "move": float((theta - (2 - eta * speeds * velocity)).abs().max()),
         "gradient": float(gradient.abs().max()),
         "compact": float((compact - theta).abs().max()),
     }
@@ -193,10 +194,10 @@ def check_chains(network: Network, shared: bool, soft: bool, momentum: float) ->
     x = torch.randn(sources, steps, images, 3, 8, 8, generator=generator)
     classes = len(network.logits(start[0], x[0, 0])[0])
     y = torch.rand(images, classes, generator=generator).softmax(-1) if soft else torch.arange(images)
-    factors = torch.rand(images, generator=generator)
+    factors, speeds = torch.rand(images, generator=generator), 0.5 + torch.rand(start.shape, generator=generator)
     with mock.patch.multiple(torch.cuda, **CUDA), torch.no_grad():  # as a capture has it
         runner = CapturedChains(layout, (3, 8, 8), chains, images, steps, soft, shared, CPU, torch.float32)
-        runner.set_position(start)
+        runner.set_position(start, speeds)
         runner.set_rates(Rates(step_size, momentum=momentum), decay)
         runner.set_labels(y, factors)
         runner.run_block(x, None, Randomness.for_purpose(0))
@@ -207,7 +208,7 @@ def check_chains(network: Network, shared: bool, soft: bool, momentum: float) ->
             for chain, theta in enumerate(expected)
         ]
         velocity = momentum * velocity + torch.stack(gradients) + decay * expected
-        expected = expected - step_size * velocity
+        expected = expected - step_size * speeds * velocity
     return {
         f"chain {chain}": relative(found - before, wanted - before)
         for chain, (found, wanted, before) in enumerate(zip(runner.position(), expected, start, strict=True))
@@ -388,10 +389,11 @@ def check_trajectory(soft: bool, chains: int, momentum: float, classes: int) -> 
     y = torch.rand(images, classes, generator=generator).softmax(-1) if soft else torch.arange(images)
     factors, adjoints = torch.rand(images, generator=generator), torch.randn(start.shape, generator=generator)
     velocities = 0.1 * torch.randn(start.shape, generator=generator)
+    quickness = 0.5 + torch.rand(1, network.size, generator=generator)
     trajectory = CapturedTrajectory(layout, (3, 8, 8), chains, images, steps, soft, CPU, torch.float32)
-    trajectory.set_rates(torch.tensor(step_size), decay, momentum)
+    trajectory.set_rates(torch.tensor(step_size), decay, momentum, quickness)
     end = trajectory.forwards(Motion(start, velocities), x, y, factors)
-    found = trajectory.backwards(AdjointState(adjoints, adjoints), spacings)
+    found = trajectory.backwards(AdjointState(adjoints, quickness * adjoints), spacings)
 
     def gradients(theta: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor]:
         _, dtheta, dx = reference(network, theta, x[step], y, factors)
@@ -405,19 +407,19 @@ def check_trajectory(soft: bool, chains: int, momentum: float, classes: int) -> 
         path, speeds, along = [first.double()], [velocity.double()], adjoint.double()
         for step in range(steps):
             speeds.append(momentum * speeds[-1] + gradients(path[-1], step)[0])
-            path.append(path[-1] - step_size * speeds[-1])
-        pull = along
+            path.append(path[-1] - step_size * quickness[0] * speeds[-1])
+        pull = quickness[0] * along
         for step in reversed(range(steps)):
             above, below = (gradients(path[step] + sign * spacing * pull, step) for sign in (1, -1))
-            dstep = dstep - (speeds[step + 1] * along).sum()
+            dstep = dstep - (quickness[0] * speeds[step + 1] * along).sum()
             dx[step] -= step_size * (above[1] - below[1]) / (2 * spacing)
             dy[step] -= step_size * (above[2] - below[2]) / (2 * spacing)
             along = along - step_size * (above[0] - below[0]) / (2 * spacing)
-            pull = along + momentum * pull
+            pull = quickness[0] * along + momentum * pull
         ends.append(Motion(path[-1], speeds[-1]))
         befores.append(AdjointState(along, pull))
     (position, speed), (before, pulls) = (map(torch.stack, zip(*each, strict=True)) for each in (ends, befores))
-    unmoved = adjoints * sum(momentum**power for power in range(steps + 1))
+    unmoved = quickness * adjoints * sum(momentum**power for power in range(steps + 1))
     errors = {
         "end": relative(end.position - start, position - start),
         "velocity": relative(end.velocity, speed),
@@ -468,15 +470,21 @@ def check_matching(soft: bool, blocks: int, points_per_step: int) -> dict[str, f
     )
 
 
-def check_unroll(momentum: float) -> dict[str, float]:
+def check_unroll(momentum: float, preconditioned: bool) -> dict[str, float]:
     """An unroll of two moving chains over two blocks, against the same differences on the plain path."""
     network = build_network("convnet:depth=1,width=16", (3, 8, 8), 10)
     start = network.initialise(0, 2)
     velocity = 0.1 * torch.randn(start.shape, generator=torch.Generator().manual_seed(1))
     method = BPTT(steps=2, unrolls=2, batch_size=10, momentum=momentum)
+    speeds = torch.linspace(0.5, 2, network.size)[None]
+    state = {SPEEDS: speeds} if preconditioned else {}
+
+    def descend(points: Points, problem: Problem) -> Outcome:
+        return method.descend(replace(points, state=state), problem, Motion(start, velocity), Randomness.for_purpose(0))
+
     return both_paths(
         network,
-        lambda points, problem: method.descend(points, problem, Motion(start, velocity), Randomness.for_purpose(0)),
+        descend,
         start,
         method.steps,
         blocks=2,
@@ -585,6 +593,7 @@ if __name__ == "__main__":
             check_run_chain(CONVNET, SGHMC(0.1, 0.2), Cyclical(4, cycles=2)),
             check_run_chain(CONVNET, SGD(0.1, 0.8), Drop(3)),
             check_run_chain(CONVNET, SGHMC(0.1, 0.2), None),
+            check_run_chain(CONVNET, PreconditionedSGHMC(0.05, 0.2), None),
             check_run_chain(OTHERS[0], SGD(0.1, 0.8), Drop(3)),
         ],
         "jobs": check_jobs(),
@@ -602,7 +611,7 @@ if __name__ == "__main__":
             check_trajectory(True, 2, 0.8, 70),
         ],
         "matching": [check_matching(False, 1, 1), check_matching(True, 2, 0)],
-        "unroll": check_unroll(0.9),
+        "unroll": [check_unroll(0.9, preconditioned) for preconditioned in (False, True)],
         "update": check_update(),
     }
     sys.stdout.write(json.dumps(found))

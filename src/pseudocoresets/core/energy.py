@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -69,6 +69,22 @@ class FunctionTarget:
 
     potential: Callable[[Tensor], Tensor]
     temperature: float = 1.0
+    blocks: Sequence[int] = ()
+
+
+@runtime_checkable
+class InBlocks(Protocol):
+    """A model or target whose parameter vector is made of blocks, such as the tensors of a network."""
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """Their sizes, in their order."""
+        ...
+
+
+def blocks_of(whole: object, size: int) -> Sequence[int]:
+    """The sizes of the blocks of a model's or target's ``size`` parameters; one block where it knows none."""
+    return (whole.blocks if isinstance(whole, InBlocks) else ()) or (size,)
 
 
 def potential_and_gradient(target: Target, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,7 +141,7 @@ class Energy:
             seen = x if augment is None else augment(x)
             return self.potential(theta, seen, y, weights)
 
-        return FunctionTarget(potential, temperature)
+        return FunctionTarget(potential, temperature, blocks_of(self.model, self.model.size))
 
 
 @dataclass(frozen=True)
@@ -139,6 +155,10 @@ class _ClosedFormTarget:
     weights: Tensor
     temperature: float
     augment: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        return blocks_of(self.model, self.model.size)
 
     def potential(self, theta: Tensor) -> Tensor:
         likelihood = (self.weights * self.model.log_likelihood(theta, self._seen(), self.y)).sum(-1)

@@ -33,9 +33,9 @@ def at_rest(position: Tensor) -> Motion:
 
 
 class AdjointState(NamedTuple):
-    """The adjoint of each chain, lambda_t = dL/dtheta_t, and its pull q_{t-1} = lambda_t + mu q_t.
+    """The adjoint of each chain, lambda_t = dL/dtheta_t, and its pull q_{t-1} = P lambda_t + mu q_t.
 
-    At the end of a descent both are lambda_k.
+    At the end of a descent they are lambda_k and P lambda_k.
     """
 
     adjoint: Tensor

@@ -3,18 +3,18 @@
 For the descent (see ``Descent``)
 
     v_{t+1}     = mu v_t + g_t,      g_t = grad_theta U(theta_t; A_t x),      t = 0 .. k-1
-    theta_{t+1} = theta_t - eta v_{t+1}
+    theta_{t+1} = theta_t - eta P v_{t+1}
 
 and a loss L(theta_k), the adjoint runs backwards from lambda_k = dL/dtheta_k and q_k = 0:
 
-    q_t       = lambda_{t+1} + mu q_{t+1}
+    q_t       = P lambda_{t+1} + mu q_{t+1}
     s_t       = < g_t, q_t >
     dL/dx    -= eta grad_x s_t
-    dL/deta  -= < v_{t+1}, lambda_{t+1} >
+    dL/deta  -= < P v_{t+1}, lambda_{t+1} >
     lambda_t  = lambda_{t+1} - eta grad_theta s_t
 
-(labels and weights like x). Without momentum (mu = 0), q_t is lambda_{t+1} and v_{t+1} is g_t. With a spacing h,
-s_t = [U(theta_t + h q_t) - U(theta_t - h q_t)] / (2 h): first derivatives only.
+(labels and weights like x). Without momentum (mu = 0) and with P = I, q_t is lambda_{t+1} and v_{t+1} is g_t. With a
+spacing h, s_t = [U(theta_t + h q_t) - U(theta_t - h q_t)] / (2 h): first derivatives only.
 
 The states theta_t, v_t are needed from the last to the first. B = ``states`` of them are kept, evenly spaced, and the
 steps between two of them are run again when the adjoint comes to them. So at most B states for each power of B in k are
@@ -76,7 +76,7 @@ class StoredTrajectory:
         leaves = detached_leaves(self._descent.points)
         wanted = learned_tensors(leaves)
         gradients = {name: torch.zeros_like(tensor) for name, tensor in wanted.items()}
-        state, following = AdjointState(adjoint, adjoint), self._end
+        state, following = AdjointState(adjoint, self._descent.hastened(adjoint)), self._end
         for t, theta in self.positions():
             change = self._step_gradients(leaves, wanted, t, theta, state.pull, spacing)
             for name, gradient in change.learned.items():
@@ -85,7 +85,7 @@ class StoredTrajectory:
                 velocity = (theta - following) / self._step_size(t)
                 gradients[LEARNED_STEP_SIZE][self._descent.which_step_size(t)] -= (velocity * state.adjoint).sum()
             before = state.adjoint + change.theta if recurrent else state.adjoint
-            state = AdjointState(before, before + self._descent.momentum * state.pull)
+            state = AdjointState(before, self._descent.hastened(before) + self._descent.momentum * state.pull)
             following = theta
         return gradients
 
@@ -149,7 +149,7 @@ class StoredTrajectory:
             with torch.enable_grad():
                 gradient = self._descent.potential_gradient(self._points, self._views[t], theta, differentiable=False)
             velocity = self._descent.momentum * velocity + gradient
-            position = (theta - self._step_size(t) * velocity).detach()
+            position = (theta - self._step_size(t) * self._descent.hastened(velocity)).detach()
         return Motion(position, velocity)
 
     def _step_size(self, t: int) -> Tensor:

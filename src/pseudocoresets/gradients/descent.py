@@ -27,10 +27,11 @@ class Descent:
     eta is one number, or, without momentum, one for each step.
 
         v_{t+1}     = mu v_t + grad_theta U(theta_t; A_t x),           t = 0 .. k-1
-        theta_{t+1} = theta_t - eta v_{t+1}
+        theta_{t+1} = theta_t - eta P v_{t+1}
 
     A_t is what step t sees: an augmentation of all points, or of ``points_per_step`` random ones (0: all), or of those
-    at the positions ``subsets[t]``, with their weights raised so that they sum to the same. mu is ``momentum``.
+    at the positions ``subsets[t]``, with their weights raised so that they sum to the same. mu is ``momentum``. P is
+    diagonal, ``speeds`` (1, size), and the identity where there are none.
     """
 
     energy: Energy
@@ -40,11 +41,16 @@ class Descent:
     momentum: float = 0.0
     augmentation: AnyAugmentation | None = None
     subsets: Sequence[Tensor] | None = None
+    speeds: Tensor | None = None
 
     @property
     def step_size(self) -> Tensor:
         """eta, as a number on the device that may be learned, or (steps,) numbers."""
         return self.points.hyperparameters[STEP_SIZE]
+
+    def hastened(self, vector: Tensor) -> Tensor:
+        """P times a vector (chains, size)."""
+        return vector if self.speeds is None else self.speeds * vector
 
     def which_step_size(self, step: int) -> int | EllipsisType:
         """Where the size of a step is in ``step_size``."""

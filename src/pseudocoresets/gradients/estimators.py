@@ -69,7 +69,7 @@ class Exact(GradientEstimator):
         for t, view in enumerate(descent.views(randomness)):
             gradient = descent.potential_gradient(descent.points, view, theta, differentiable=True)
             velocity = descent.momentum * velocity + gradient
-            theta = theta - descent.step_size[descent.which_step_size(t)] * velocity
+            theta = theta - descent.step_size[descent.which_step_size(t)] * descent.hastened(velocity)
         terminal = terminal_loss(theta.detach())
         loss = with_gradient(terminal.loss, {"theta": theta}, {"theta": terminal.adjoint})
         return Outcome(loss, Motion(theta.detach(), velocity.detach()))
@@ -112,8 +112,8 @@ class Detached(Stored):
 class Differences(GradientEstimator):
     """The adjoint with differences of U at theta_t + h q_t and theta_t - h q_t in place of second derivatives.
 
-    h is such that h lambda_k has ``radius`` times the length that the loss gives, such as the distance it measures. For
-    a smooth U this is exact to second order in h. A network of ReLUs is not smooth: the descent jumps where a unit
+    h is such that h P lambda_k has ``radius`` times the length that the loss gives, such as the distance it measures.
+    For a smooth U this is exact to second order in h. A network of ReLUs is not smooth: the descent jumps where a unit
     switches, which the exact derivative does not see and a difference does.
     """
 
@@ -136,7 +136,8 @@ class Differences(GradientEstimator):
         trajectory = trajectories.trajectory(descent, len(start.position), self.states, randomness)
         end = trajectory.forwards(start)
         terminal = terminal_loss(end.position)
-        gradients = trajectory.backwards(terminal.adjoint, spacing(self.radius * terminal.length, terminal.adjoint))
+        pull = descent.hastened(terminal.adjoint)
+        gradients = trajectory.backwards(terminal.adjoint, spacing(self.radius * terminal.length, pull))
         return Outcome(with_gradient(terminal.loss, learned_tensors(descent.points), gradients), end)
 
 
@@ -151,9 +152,9 @@ def build_gradient(gradient: str | GradientEstimator) -> GradientEstimator:
     return build_named(GRADIENTS, gradient) if isinstance(gradient, str) else gradient
 
 
-def spacing(length: Tensor, adjoint: Tensor) -> Tensor:
-    """h (chains, 1) such that h lambda_k has this length (chains, 1); the length itself where lambda_k is zero."""
-    norm = adjoint.norm(dim=-1, keepdim=True)
+def spacing(length: Tensor, pull: Tensor) -> Tensor:
+    """h (chains, 1) such that h times the pull has this length (chains, 1); the length itself where that is zero."""
+    norm = pull.norm(dim=-1, keepdim=True)
     return length / norm.where(norm > torch.finfo(norm.dtype).tiny, 1.0)
 
 

@@ -14,6 +14,7 @@ from pseudocoresets.kernels.kernel import AdjustedKernel, AnyKernel, Info, Kerne
 from pseudocoresets.kernels.langevin import Langevin
 from pseudocoresets.kernels.mala import MALA
 from pseudocoresets.kernels.nuts import NUTS
+from pseudocoresets.kernels.preconditioned import PreconditionedSGHMC, speeds_at
 from pseudocoresets.kernels.runs import sample_chains
 from pseudocoresets.kernels.schedules import SCHEDULES, Constant, Cosine, Cyclical, Drop, Polynomial, Schedule, explores
 from pseudocoresets.kernels.sgd import SGD
@@ -41,6 +42,7 @@ __all__ = [
     "Kernel",
     "Langevin",
     "Polynomial",
+    "PreconditionedSGHMC",
     "Run",
     "RunsItself",
     "Schedule",
@@ -51,6 +53,7 @@ __all__ = [
     "is_adjusted",
     "run_chain",
     "sample_chains",
+    "speeds_at",
     "transitions",
     "warm_up",
     "with_step_size",
@@ -58,7 +61,7 @@ __all__ = [
 
 KERNELS: Registry[Callable[..., AnyKernel]] = Registry(
     "sampler",
-    {"langevin": Langevin, "mala": MALA, "sghmc": SGHMC, "hmc": HMC, "nuts": NUTS},
+    {"langevin": Langevin, "mala": MALA, "sghmc": SGHMC, "psghmc": PreconditionedSGHMC, "hmc": HMC, "nuts": NUTS},
     group="pseudocoresets.kernels",
 )
 """Every Markov kernel by name; each takes ``step_size``."""

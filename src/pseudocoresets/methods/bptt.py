@@ -4,15 +4,19 @@ With q_x the law of the coreset's chain and pi the full posterior, KL(q_x || pi)
 method descends its energy part, along W = ``steps`` steps of the chain:
 
     v_{t+1}     = mu v_t + grad_theta U(theta_t; A_t x),           t = 0 .. W-1,   from a chain's present place
-    theta_{t+1} = theta_t - eta v_{t+1}
+    theta_{t+1} = theta_t - eta P v_{t+1}
     L           = - mean over a batch of real data of log p(y | x_real, theta_W)
 
 averaged over ``unrolls`` chains, which see the same A_t x and the same batch; A_t is the augmentation of step t.
 ``gradient`` is how L is differentiated (see ``gradients``), from lambda_W = grad_theta L(theta_W). For differences,
-the default, h lambda_W / (1 - mu) has ``radius`` times the length of the chain's own path theta_W - theta_0.
+the default, h P lambda_W / (1 - mu) has ``radius`` times the length of the chain's own path theta_W - theta_0.
 
 With ``momentum`` mu the chain is that of SGHMC, and W steps go as far as W / (1 - mu) of Langevin's: an unroll sees
 that much more of a chain, and the posterior's samples lie so many fewer steps from its start.
+
+With ``preconditioned``, P has a speed for each tensor of the network, as the kernel ``psghmc`` gives them, and the
+chain is that kernel's; otherwise P = I. The speeds are found once, from the gradients of the first points at fresh
+parameters, and are the same for all chains: they hardly depend on the points.
 
 It is the truncated backpropagation through training of dataset distillation (RaT-BPTT, Feng et al. 2023), which runs a
 network from its initialisation to a random step and differentiates the last W. Here chains persist instead: a pool of
@@ -53,16 +57,17 @@ from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.points import Points
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import STEP_SIZE, Motion, at_rest
-from pseudocoresets.gradients import Differences, GradientEstimator, Outcome, Terminal, build_gradient
+from pseudocoresets.gradients import Descent, Differences, GradientEstimator, Outcome, Terminal, build_gradient
 from pseudocoresets.gradients.learned import learned_tensors, with_gradient
+from pseudocoresets.kernels import speeds_at
 from pseudocoresets.kernels.kernel import positive_step_size
 from pseudocoresets.methods.estimator import fresh_parameters, network_of, with_network
 from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss, StateShape
 from pseudocoresets.methods.problem import Problem
 from pseudocoresets.models.networks import network_names, require_network
 
-POOL, VELOCITIES = "chains", "velocities"
-"""Names in the state: the places of the chains (chains, parameters), and their velocities."""
+POOL, VELOCITIES, SPEEDS = "chains", "velocities", "speeds"
+"""Names in the state: the places of the chains (chains, parameters), their velocities, and the diagonal of P."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,8 @@ class BPTT(GradientMethod):
     steps: int = 40
     step_size: float = 0.05
     momentum: float = 0.0
+    preconditioned: bool = False
+    """Whether each tensor of the network has a speed of its own."""
     horizon: int = 400
     chains: int = 8
     batch_size: int = 512
@@ -129,7 +136,8 @@ class BPTT(GradientMethod):
     def state_shapes(self, problem: Problem) -> Mapping[str, StateShape]:
         named = {f" of {name}": with_network(problem, name, self.name) for name in network_names(self.networks)}
         sizes = {ending: each.energy.model.size for ending, each in (named or {"": problem}).items()}
-        return {key + ending: (self.chains, size) for key in (POOL, VELOCITIES) for ending, size in sizes.items()}
+        rows = {POOL: self.chains, VELOCITIES: self.chains} | ({SPEEDS: 1} if self.preconditioned else {})
+        return {key + ending: (count, size) for key, count in rows.items() for ending, size in sizes.items()}
 
     def loss(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         if not self.networks:
@@ -143,7 +151,7 @@ class BPTT(GradientMethod):
 
     def _unrolled(self, points: Points, problem: Problem, randomness: Randomness) -> Loss:
         """One unroll of the chains of the problem's network."""
-        stepping = self._with_step_size(points)
+        stepping = self._with_speeds(self._with_step_size(points), problem, randomness)
         pool = self._pool(stepping, problem, randomness)
         chosen = _random_order(self.chains, randomness)[: self.unrolls]
         start = self._restarted(pool.of(chosen), stepping, problem, randomness)
@@ -151,7 +159,8 @@ class BPTT(GradientMethod):
         pool = pool.replaced(chosen, outcome.end)
         terms = {STEP_SIZE: points.hyperparameters[STEP_SIZE].detach()} if STEP_SIZE in points.hyperparameters else {}
         value = _of_unit_gradient(outcome.loss, points) if self.equal_weight else outcome.loss
-        return Loss(value, terms, {POOL: pool.position, VELOCITIES: pool.velocity})
+        speeds = {SPEEDS: stepping.state[SPEEDS]} if self.preconditioned else {}
+        return Loss(value, terms, {POOL: pool.position, VELOCITIES: pool.velocity, **speeds})
 
     def _restarted(self, chains: Motion, points: Points, problem: Problem, randomness: Randomness) -> Motion:
         """Where the unrolls start: where the chains are, or, for some, after a restart and its burn-in."""
@@ -175,7 +184,7 @@ class BPTT(GradientMethod):
         x, y = problem.real_batch(self.title, self.batch_size, randomness)
         if self.augment_real:
             x = problem.transformation(len(x), randomness)(x)
-        descent = problem.descent(points, self.steps, self.points_per_step, self.momentum)
+        descent = self._descent(points, problem)
         terminal_loss = partial(real_energy, problem, x, y, start.position, self.momentum)
         return build_gradient(self.gradient).differentiate(descent, start, terminal_loss, problem.backend, randomness)
 
@@ -218,8 +227,19 @@ class BPTT(GradientMethod):
         return self.steps / (self.horizon - self.burn_in)
 
     def _moved_on(self, start: Motion, points: Points, problem: Problem, randomness: Randomness) -> Motion:
-        descent = problem.descent(points, self.steps, self.points_per_step, self.momentum).without_gradients()
+        descent = self._descent(points, problem).without_gradients()
         return problem.backend.trajectory(descent, len(start.position), self.steps, randomness).run(start)
+
+    def _descent(self, points: Points, problem: Problem) -> Descent:
+        return problem.descent(points, self.steps, self.points_per_step, self.momentum, points.state.get(SPEEDS))
+
+    def _with_speeds(self, points: Points, problem: Problem, randomness: Randomness) -> Points:
+        if not self.preconditioned or SPEEDS in points.state:
+            return points
+        target = problem.backend.target(problem.energy, points.detached())
+        fresh = self._fresh(points, problem, randomness)
+        speeds = torch.cat([speeds_at(chain[None], target) for chain in fresh]).mean(0, keepdim=True)
+        return replace(points, state={**points.state, SPEEDS: speeds})
 
     def _with_step_size(self, points: Points) -> Points:
         if STEP_SIZE in points.hyperparameters:

@@ -280,9 +280,16 @@ class Problem:
     def without_augmentation(self) -> Problem:
         return replace(self, augmentation=None)
 
-    def descent(self, points: Points, steps: int, points_per_step: int = 0, momentum: float = 0.0) -> Descent:
+    def descent(
+        self,
+        points: Points,
+        steps: int,
+        points_per_step: int = 0,
+        momentum: float = 0.0,
+        speeds: Tensor | None = None,
+    ) -> Descent:
         """The descent on ``points``, whose hyper-parameters hold its step size."""
-        return Descent(self.energy, points, steps, points_per_step, momentum, self.augmentation)
+        return Descent(self.energy, points, steps, points_per_step, momentum, self.augmentation, speeds=speeds)
 
 
 def _identity(x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +25,11 @@ class Classifier(NormalPrior):
     @property
     def size(self) -> int:
         return self.network.size
+
+    @property
+    def blocks(self) -> list[int]:
+        """The sizes of the network's tensors."""
+        return [math.prod(shape) for _, shape in self.network.layout]
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """log softmax(f(x_i; theta))[y_i], or its expectation under soft labels ``y`` (m, classes)."""

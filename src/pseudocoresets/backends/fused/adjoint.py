@@ -58,8 +58,10 @@ def _set_probes(theta, pull, spacings, source, probe, probes, compact, gradients
 
 
 @triton.jit
-def _pull_back(theta, following, adjoint, pull, rates, gradients, upper, lower, dstep, size, block: tl.constexpr):
-    """lambda <- lambda - eta (D[g] + decay q);  q <- lambda + mu q;  dL/deta -= <v_{t+1}, lambda>, the one before."""
+def _pull_back(
+    theta, following, adjoint, pull, speeds, rates, gradients, upper, lower, dstep, size, block: tl.constexpr
+):
+    """lambda <- lambda - eta (D[g] + decay q);  q <- P lambda + mu q;  dL/deta -= <P v_{t+1}, lambda before>."""
     j = tl.program_id(0) * block + tl.arange(0, block)
     mask = j < size
     eta = tl.load(rates)
@@ -71,7 +73,8 @@ def _pull_back(theta, following, adjoint, pull, rates, gradients, upper, lower, 
     pulled = tl.load(pull + j, mask=mask, other=0.0)
     after = before - eta * (above + below + tl.load(rates + 1) * pulled)
     tl.store(adjoint + j, after, mask=mask)
-    tl.store(pull + j, after + tl.load(rates + 3) * pulled, mask=mask)
+    speed = tl.load(speeds + j, mask=mask, other=0.0)
+    tl.store(pull + j, speed * after + tl.load(rates + 3) * pulled, mask=mask)
 
 
 def set_probes(
@@ -95,6 +98,7 @@ def pull_back(
     following: Tensor,
     adjoint: Tensor,
     pull: Tensor,
+    speeds: Tensor,
     rates: Tensor,
     gradients: Tensor,
     places: ProbePlaces,
@@ -103,5 +107,17 @@ def pull_back(
     """Move adjoints and pulls one step back and add to dL/deta, given the probes' gradients, divided by their 2 h."""
     size = len(adjoint)
     _pull_back[(triton.cdiv(size, BLOCK),)](
-        theta, following, adjoint, pull, rates, gradients, places.upper, places.lower, dstep, size, BLOCK, num_warps=4
+        theta,
+        following,
+        adjoint,
+        pull,
+        speeds,
+        rates,
+        gradients,
+        places.upper,
+        places.lower,
+        dstep,
+        size,
+        BLOCK,
+        num_warps=4,
     )

@@ -35,6 +35,7 @@ from pseudocoresets.data.augmentation import AnyAugmentation, Transformation
 from pseudocoresets.dp import is_layerwise
 from pseudocoresets.gradients.descent import Descent, Trajectory
 from pseudocoresets.gradients.learned import LEARNED_STEP_SIZE, learned_tensors
+from pseudocoresets.kernels import PreconditionedSGHMC, speeds_at
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network
 from pseudocoresets.models.networks.convnet import ConvNet
@@ -164,7 +165,7 @@ class FusedBackend(PlainBackend):
             return super().run_chain(plan, start, randomness, on_steps)
         temperature = energy.temperature / energy.data_size if plan.noisy else 0.0
         decay = model.decay(energy.data_size)
-        runner.set_position(start)
+        runner.set_position(start, self._speeds(plan, start))
         runner.set_labels(points.y.detach(), points.weights.detach() / energy.data_size)
         if plan.schedule is None:
             runner.set_rates(rates_at(0, kernel, None, temperature), decay)
@@ -179,6 +180,13 @@ class FusedBackend(PlainBackend):
             if step + length in plan.kept_steps:
                 kept.append(runner.position())
         return kept[0][None] if len(kept) == 1 else torch.stack(kept)
+
+    def _speeds(self, plan: ChainPlan, start: Tensor) -> Tensor | None:
+        """Of a kernel with masses, from the points without augmentation."""
+        if not isinstance(plan.kernel, PreconditionedSGHMC):
+            return None
+        target = self.target(plan.energy, plan.points)
+        return torch.cat([speeds_at(chain[None], target) for chain in start])
 
     def target(self, energy: Energy, points: Points, augment: Transformation | None = None) -> Target:
         model = energy.model

@@ -53,6 +53,7 @@ class CapturedChains:
             aligned_rows(rows, layout.size, device, torch.float32) for _ in range(3)
         )
         self._compact = aligned_rows(rows, layout.size, device, dtype)
+        self._speeds = aligned_rows(rows, layout.size, device, torch.float32).fill_(1)
         self._inputs = room_for_images(layout, image_shape, (rows, steps, images), device, dtype)
         label_shape = (rows, steps, images, layout.classes) if soft_labels else (rows, steps, images)
         self._y = torch.zeros(label_shape, device=device, dtype=torch.float32 if soft_labels else torch.int64)
@@ -64,15 +65,22 @@ class CapturedChains:
         self._streams = [torch.cuda.Stream(device) for _ in range(rows)]
         self._graph = self._capture()
 
-    def set_position(self, theta: Tensor) -> None:
-        """Where the chains are, (chains, size) in the network's order; velocities start at zero."""
-        self._theta.copy_(theta.reshape(self._rows, -1)[:, self._layout.order])
+    def set_position(self, theta: Tensor, speeds: Tensor | None = None) -> None:
+        """Where the chains are, (chains, size) in the network's order; velocities start at zero.
+
+        ``speeds`` is the P of each parameter, 1 where none are given.
+        """
+        self._theta.copy_(self._ordered(theta))
         self._compact.copy_(self._theta)
         self._velocity.zero_()
+        self._speeds.copy_(self._ordered(torch.ones_like(theta) if speeds is None else speeds))
 
     def position(self) -> Tensor:
         """A copy of where the chains are, in the network's order."""
         return self._theta[:, self._layout.inverse].view(self.chains, -1)
+
+    def _ordered(self, values: Tensor) -> Tensor:
+        return values.reshape(self._rows, -1)[:, self._layout.order]
 
     def set_rates(self, rates: Rates | Sequence[Rates], decay: float = 0.0) -> None:
         """How a block's steps go, all alike or each its own; the prior adds ``decay`` theta to the gradient."""
@@ -116,6 +124,7 @@ class CapturedChains:
                 self._velocity[row],
                 self._gradient[row],
                 self._compact[row],
+                self._speeds[row],
                 self._rates[step],
                 self._seeds,
                 step * self._rows + row,

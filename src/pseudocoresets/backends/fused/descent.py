@@ -43,8 +43,8 @@ class CapturedDescent:
         self, descent: Descent, runner: CapturedTrajectory, images: int, decay: float, randomness: Randomness
     ) -> None:
         points, count = descent.points, len(descent.points)
-        self._runner = runner
-        runner.set_rates(descent.step_size, decay, descent.momentum)
+        self._runner, self._descent = runner, descent
+        runner.set_rates(descent.step_size, decay, descent.momentum, descent.speeds)
         self._share = count / images / descent.energy.data_size
         self._blocks = [
             _draw_block(descent, runner.steps, images, randomness) for _ in range(descent.steps // runner.steps)
@@ -66,7 +66,7 @@ class CapturedDescent:
         return self._motions[-1]
 
     def backwards(self, adjoint: Tensor, spacing: Tensor) -> dict[str, Tensor]:
-        state = AdjointState(adjoint, adjoint)
+        state = AdjointState(adjoint, self._descent.hastened(adjoint))
         gradients = {"x": torch.zeros_like(self._x), LEARNED_STEP_SIZE: torch.zeros((), device=self._x.device)}
         if self._y.requires_grad:
             gradients["y"] = torch.zeros_like(self._y)

@@ -121,13 +121,14 @@ def _update(
     velocity,
     gradient,
     compact,
+    speeds,
     rates,
     seeds,
     stream,
     size,
     block: tl.constexpr,
 ):
-    """v <- mu v + grad + decay theta + noise N(0, 1);  theta <- theta - eta v;  the gradient is then cleared.
+    """v <- mu v + grad + decay theta + noise P^(-1/2) N(0, 1);  theta <- theta - eta P v;  the gradient is cleared.
 
     Four parts of a program's parameters share the four normal numbers of one draw.
     """
@@ -145,10 +146,11 @@ def _update(
         mask = index < size
         position = tl.load(theta + index, mask=mask, other=0.0)
         slope = tl.load(gradient + index, mask=mask, other=0.0) + tl.load(rates + 1) * position
-        slope += noise * z
+        speed = tl.load(speeds + index, mask=mask, other=1.0)
+        slope += noise * z * tl.rsqrt(speed)
         if momentum != 0:
             slope += momentum * tl.load(velocity + index, mask=mask, other=0.0)
-        position -= tl.load(rates) * slope
+        position -= tl.load(rates) * speed * slope
         tl.store(theta + index, position, mask=mask)
         tl.store(velocity + index, slope, mask=mask)
         tl.store(compact + index, position.to(compact.dtype.element_ty), mask=mask)
@@ -237,16 +239,24 @@ def classifier_gradient(features: Tensor, dlogits: Tensor, dweight: Tensor, dbia
 
 
 def update(
-    theta: Tensor, velocity: Tensor, gradient: Tensor, compact: Tensor, rates: Tensor, seeds: Tensor, stream: int
+    theta: Tensor,
+    velocity: Tensor,
+    gradient: Tensor,
+    compact: Tensor,
+    speeds: Tensor,
+    rates: Tensor,
+    seeds: Tensor,
+    stream: int,
 ) -> None:
     """One step of the parameters; ``rates`` holds (eta, decay, noise, mu) and ``seeds`` one integer, on the device.
 
+    ``speeds`` is P, one number for each parameter.
     ``stream`` tells the steps that share a seed apart; ``compact`` gets the new parameters in the network's precision.
     """
     block = 256
     size = theta.numel()
     _update[(triton.cdiv(size, 4 * block),)](
-        theta, velocity, gradient, compact, rates, seeds, stream, size, block, num_warps=4
+        theta, velocity, gradient, compact, speeds, rates, seeds, stream, size, block, num_warps=4
     )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TypeAlias, TypeGuard
 
 from pseudocoresets.core.state import Rates, sampling_rates
-from pseudocoresets.kernels import SGD, SGHMC, AnyKernel, Langevin, Schedule, explores
+from pseudocoresets.kernels import SGD, SGHMC, AnyKernel, Langevin, PreconditionedSGHMC, Schedule, explores
 
-FusedKernel: TypeAlias = Langevin | SGHMC | SGD
+FusedKernel: TypeAlias = Langevin | SGHMC | PreconditionedSGHMC | SGD
 
 
 def is_fused(kernel: AnyKernel) -> TypeGuard[FusedKernel]:
     """Whether captured steps compute this kernel; one derived from it may step otherwise."""
-    return type(kernel) in (Langevin, SGHMC, SGD)
+    return type(kernel) in (Langevin, SGHMC, PreconditionedSGHMC, SGD)
 
 
 def rates_at(t: int, kernel: FusedKernel, schedule: Schedule | None, temperature: float) -> Rates:
@@ -20,5 +20,5 @@ def rates_at(t: int, kernel: FusedKernel, schedule: Schedule | None, temperature
     now, before = (kernel.step_size * (1.0 if schedule is None else schedule(max(0, step))) for step in (t, t - 1))
     if isinstance(kernel, SGD):
         return Rates(now, momentum=kernel.momentum)
-    momentum = 1 - kernel.momentum_decay if isinstance(kernel, SGHMC) else 0.0
+    momentum = 1 - kernel.momentum_decay if isinstance(kernel, SGHMC | PreconditionedSGHMC) else 0.0
     return sampling_rates(now, 0.0 if explores(schedule, t) else temperature, momentum, before)

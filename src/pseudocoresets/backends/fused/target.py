@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -10,7 +10,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from pseudocoresets.core.energy import Energy
+from pseudocoresets.core.energy import Energy, blocks_of
 from pseudocoresets.core.points import Points
 from pseudocoresets.data.augmentation import Transformation
 
@@ -33,6 +33,10 @@ class RepeatedTarget:
     @property
     def temperature(self) -> float:
         return self.energy.temperature / self.energy.data_size
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        return blocks_of(self.energy.model, self.energy.model.size)
 
     def potential(self, theta: Tensor) -> Tensor:
         return self.energy.potential(theta, self._seen(), self.points.y, self.points.weights)

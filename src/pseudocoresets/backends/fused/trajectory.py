@@ -1,7 +1,7 @@
 """The coreset's descent and the adjoint of it, in blocks of steps that are one CUDA graph each.
 
-    v_{t+1}     = mu v_t + g(theta_t; x_t),      theta_{t+1} = theta_t - eta v_{t+1},      g = grad_theta U
-    q_t         = lambda_{t+1} + mu q_{t+1}
+    v_{t+1}     = mu v_t + g(theta_t; x_t),      theta_{t+1} = theta_t - eta P v_{t+1},      g = grad_theta U
+    q_t         = P lambda_{t+1} + mu q_{t+1}
     D_t[f]      = [f(theta_t + h q_t) - f(theta_t - h q_t)] / (2 h)
     lambda_t    = lambda_{t+1} - eta D_t[g],     dL/dx_t = - eta D_t[grad_x U]
 
@@ -60,6 +60,7 @@ class CapturedTrajectory:
             aligned_rows(1, wide.size, device, float32)[0] for _ in range(5)
         )
         self._compact = aligned_rows(1, wide.size, device, dtype)[0]
+        self._speeds = torch.ones_like(self._theta)
         self._path = aligned_rows(steps + 1, wide.size, device, float32)
         self._probes, self._probe_gradients = (aligned_rows(1, probes.size, device, float32)[0] for _ in range(2))
         self._compact_probes = aligned_rows(1, probes.size, device, dtype)[0]
@@ -78,12 +79,16 @@ class CapturedTrajectory:
         self._difference = EnergyGradient(probes, images, device, dtype)
         self._forwards, self._backwards = self._capture()
 
-    def set_rates(self, step_size: Tensor, decay: float, momentum: float = 0.0) -> None:
-        """The step size eta (on the device), the prior's decay, and mu."""
+    def set_rates(self, step_size: Tensor, decay: float, momentum: float = 0.0, speeds: Tensor | None = None) -> None:
+        """The step size eta (on the device), the prior's decay, mu, and the P of all chains (size,), 1 if none."""
         self._rates.zero_()
         self._rates[0].copy_(step_size.detach())
         self._rates[1].fill_(decay)
         self._rates[3].fill_(momentum)
+        if speeds is None:
+            self._speeds.fill_(1)
+        else:
+            self._speeds.copy_(speeds.flatten().repeat(self._layout.chains)[self._layout.order])
 
     def forwards(self, start: Motion, x: Tensor, y: Tensor, factors: Tensor) -> Motion:
         """Chains after a block from ``start`` on images (steps, images, channels, height, width).
@@ -134,7 +139,7 @@ class CapturedTrajectory:
             self._gradient,
             self._energies,
         )
-        update(self._theta, self._velocity, self._gradient, self._compact, self._rates, self._seeds, step)
+        update(self._theta, self._velocity, self._gradient, self._compact, self._speeds, self._rates, self._seeds, step)
 
     def _adjoint_step(self, step: int) -> None:
         """One step back; ``_dx`` and ``_dy`` get what is still to be multiplied by -eta."""
@@ -155,7 +160,15 @@ class CapturedTrajectory:
         if self._dy is not None:
             self._dy[step] = self._difference.label_gradient()
         pull_back(
-            theta, following, self._adjoint, self._pull, self._rates, self._probe_gradients, self._places, self._dstep
+            theta,
+            following,
+            self._adjoint,
+            self._pull,
+            self._speeds,
+            self._rates,
+            self._probe_gradients,
+            self._places,
+            self._dstep,
         )
 
     def _all_steps(self) -> None:
