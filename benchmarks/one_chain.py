@@ -2,13 +2,15 @@
 
     python benchmarks/one_chain.py grow noise-40-400 --data-dir .data --seconds 400 --out grow.jsonl
     python benchmarks/one_chain.py grow ten-recorded-100-200-moving --dataset svhn --data-dir .data --out svhn.jsonl
+    python benchmarks/one_chain.py samplers FILE ... --sampler psghmc --sampler sghmc --data-dir .data --out by.jsonl
     python benchmarks/one_chain.py uses cifar10-ipc1-best.safetensors FILE ... --data-dir .data --out uses.jsonl
 
 ``grow`` learns images on nine tenths of the training data and judges them on the last tenth every ``--every``
-iterations. ``uses`` alone reads test data: it uses finished coresets as others would (another kernel, step size or
-temperature, networks trained by SGD or Adam, other networks at ten images per class), chooses nothing, and ends with a
-table of what each way loses against the coreset's own. Each line of the output is one way to sample one coreset: the
-mean accuracy of single chains, and of all of them averaged.
+iterations. ``samplers`` samples finished coresets by one kernel after another on training images, which judges the
+kernels and not the coresets. ``uses`` alone reads test data: it uses finished coresets as others would (another kernel,
+step size or temperature, networks trained by SGD or Adam, other networks at ten images per class), chooses nothing, and
+ends with a table of what each way loses against the coreset's own. Each line of the output is one way to sample one
+coreset: the mean accuracy of single chains, and of all of them averaged.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class Variant:
 LONG = {"steps": 40, "horizon": 400, "batch_size": 1024, "spread": True}
 SHORT = {"steps": 60, "horizon": 200, "batch_size": 1024, "spread": True}
 MOVING = {"step_size": 0.0125, "momentum": 0.9}
+MASSES = {**MOVING, "preconditioned": True}
 SLOW = {"learning_rate": 2e-3}
 VARIANTS = {
     "real-40-400": Variant("real", LONG),
@@ -67,15 +70,24 @@ VARIANTS = {
     ),
     "ten-noise-60-200-four": Variant("noise", {**SHORT, "unrolls": 4}, ipc=10),
     "ten-noise-60-200-moving": Variant("noise", {**SHORT, **MOVING, "unrolls": 4}, ipc=10),
+    "noise-100-200-masses": Variant("noise", {**SHORT, **MASSES, "steps": 100, "unrolls": 4, "batch_size": 2048}),
+    "ten-noise-60-200-masses": Variant("noise", {**SHORT, **MASSES, "unrolls": 4}, ipc=10),
+    "ten-recorded-100-200-masses": Variant("recorded", {**SHORT, **MASSES, "steps": 100, "unrolls": 2}, SLOW, ipc=10),
+    "fifty-recorded-100-200-masses": Variant(
+        "recorded", {**SHORT, **MASSES, "steps": 100, "unrolls": 2, "points_per_step": 125}, SLOW, ipc=50
+    ),
 }
 
 
 PLAIN, AS_MOVING = {"sampler": "langevin", "step_size": 0.05}, {"sampler": "sghmc", "step_size": 0.0125}
+WITH_MASSES = {"sampler": "psghmc", "step_size": 0.0125}
 
 
 def ways_to_sample(variant: Variant) -> Iterator[dict[str, Any]]:
     """How a growing coreset is sampled, cold and at the preset's temperature of 0.01: as its windows move, and not."""
     own, other = (AS_MOVING, PLAIN) if "momentum" in variant.options else (PLAIN, AS_MOVING)
+    if "preconditioned" in variant.options:
+        own = WITH_MASSES
     yield from ({**own, "steps": steps} for steps in (300, 1000))
     yield {**other, "steps": 1000}
 
@@ -92,9 +104,9 @@ def start_of(variant: Variant, settings: ConstructionSettings, data: Dataset) ->
     return replace(real, x=faint(noise), indices=None)
 
 
-def judged(coreset: pc.Coreset, data: Dataset, **sampling: Any) -> dict[str, float]:
-    """Held-out figures in per cent of single chains and of their average, sampled cold."""
-    samples = pc.sample_posterior(coreset, preset="paper", **sampling)
+def judged(coreset: pc.Coreset, data: Dataset, preset: str = "paper", **sampling: Any) -> dict[str, float]:
+    """Figures of single chains and of their average, in per cent, sampled cold."""
+    samples = pc.sample_posterior(coreset, preset=preset, **sampling)
     found = scores(samples.predict(data.test.images), data.test.labels)
     figures = {"one_chain": 100 * found.chains["accuracy"].mean, "averaged": 100 * found.ensemble["accuracy"]}
     return {name: round(value, 2) for name, value in figures.items()} | {
@@ -129,6 +141,21 @@ def grow(
         shared = {"variant": name, "seed": seed, "iterations": iterations, "ms_per_iteration": milliseconds}
         for sampling in ways_to_sample(variant):
             yield {**shared, **sampling, **judged(made.coreset, data, **sampling, mixed_kinds=False)}
+
+
+def by_sampler(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Each coreset by each kernel, judged on the first training images."""
+    few = {name: getattr(options, name) for name in ("chains", "samples", "steps", "step_size")}
+    few = {name: value for name, value in few.items() if value is not None}
+    for path in options.coresets:
+        data = load_dataset(pc.Coreset.load(path).source, options.data_dir)
+        seen = replace(data, test=data.train.subset(torch.arange(options.images)), transform=data.transform_source)
+        coreset = whole_coreset(pc.Coreset.load(path), data, options.data_dir)
+        for sampler in options.sampler:
+            began = time.monotonic()
+            found = judged(coreset, seen, preset=options.preset, sampler=sampler, **few)
+            seconds = round(time.monotonic() - began, 1)
+            yield {"coreset": path.stem, "sampler": sampler, **few, **found, "seconds": seconds}
 
 
 OWN_WAY = "own way"
@@ -217,25 +244,32 @@ def table_of_uses(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    growing, using = (commands.add_parser(name) for name in ("grow", "uses"))
+    growing, using, sampling = (commands.add_parser(name) for name in ("grow", "uses", "samplers"))
     growing.add_argument("variant", choices=VARIANTS)
     growing.add_argument("--dataset", default=Variant.dataset)
     growing.add_argument("--every", type=int, default=1500, help="iterations between two judgements")
     growing.add_argument("--seconds", type=float, default=400, help="begin no further part after this time")
     growing.add_argument("--seed", type=int, default=0)
-    using.add_argument("coresets", type=Path, nargs="+", metavar="FILE")
-    using.add_argument("--preset", default="best", help="that the coresets were made by")
-    using.add_argument("--chains", type=int, help="in place of the preset's")
-    using.add_argument("--samples", type=int)
-    using.add_argument("--steps", type=int)
+    sampling.add_argument("--sampler", action="append", required=True, help="a kernel with its options; several times")
+    sampling.add_argument("--step-size", type=float)
+    sampling.add_argument("--images", type=int, default=5000, help="training images that are judged on")
+    for one in (using, sampling):
+        one.add_argument("coresets", type=Path, nargs="+", metavar="FILE")
+        one.add_argument("--preset", default="best", help="that the coresets were made by")
+        one.add_argument("--chains", type=int, help="in place of the preset's")
+        one.add_argument("--samples", type=int)
+        one.add_argument("--steps", type=int)
     using.add_argument("--test-images", type=int, help="only the first so many, for a trial")
     using.add_argument("--calibration", type=int, default=5000, help="training images that calibrate the average")
-    for one in (growing, using):
+    for one in (growing, using, sampling):
         one.add_argument("--data-dir", type=Path, default=Path("data"))
         one.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     if options.command == "uses":
         print("\n".join(table_of_uses(list(written(rows_of_uses(options), options.out)))))
+        return
+    if options.command == "samplers":
+        list(written(by_sampler(options), options.out))
         return
     data = load_dataset(options.dataset, options.data_dir).holding_out(0.1)
     variant = replace(VARIANTS[options.variant], dataset=options.dataset)
