@@ -4,10 +4,13 @@
 #   bash benchmarks/best.sh LANE [DATA_DIR [RESULTS_DIR]]
 #
 # lane               s    what it tells; one chain / average in %, the goal and what is recorded
+# samplers          60    the recorded coresets of 10 and 50 images by sghmc and psghmc, on training images: which one
+#                         samples better, at which step, and whether 300 steps do
+# masses1          200    one image of CIFAR-10 by windows with a mass for each tensor: 53 / 56, 51.9 / 55.1
+# masses10         420    ten images of CIFAR-10 from noise by the same: 69.5 / 72, 63.5 / 68.3
+# further10        300    the recorded ten images of CIFAR-10 by the same
+# svhn10           300    the recorded ten images of SVHN by the same: 86 / 88, 83.8 / 85.4
 # svhn1            170    windows of 100 at one image, as CIFAR-10 chose them: 72 / 76, 67.1 / 71.7
-# long10           600    ten images of CIFAR-10 from noise, windows of 60, four at once, alone on the device: some 9,000
-#                         iterations, where 1,500 had 63.2 / 66.2 and rose: 69.5 / 72, 63.5 / 68.3
-# svhn10           300    windows of 100 on held-out data: 86 / 88, 83.8 / 85.4
 # fashion-mnist    450    ten images by the preset from raw data, test data once: 89.5 / 90.5, 88.0 / 89.1
 # uses10            90    the recorded ten images of CIFAR-10 by other kernels, steps, temperatures and networks
 # cifar10-50       400    75.5 / 77.5, 70.3 / 74.1
@@ -32,16 +35,23 @@ grow() { # VARIANT DATASET EVERY SECONDS
 }
 
 case $lane in
+samplers)
+  python benchmarks/one_chain.py samplers benchmarks/results/coresets/*-ipc{10,50}-bptt.safetensors \
+    --sampler sghmc:step_size=0.0125 --sampler psghmc:step_size=0.0125 --sampler psghmc:step_size=0.02 \
+    --sampler psghmc:step_size=0.03 --steps 300 --steps 1000 --data-dir "$data" --out "$results/samplers.jsonl"
+  ;;
+masses1) grow noise-100-200-masses cifar10 1000 150 ;;
+masses10) grow ten-noise-60-200-masses cifar10 1500 300 ;;
+further10) grow ten-recorded-100-200-masses cifar10 500 150 ;;
+svhn10) grow ten-recorded-100-200-masses svhn 500 150 ;;
 svhn1) construct svhn 0 ;;
-long10) grow ten-noise-60-200-moving cifar10 3000 400 ;;
-svhn10) grow ten-recorded-100-200-moving svhn 800 150 ;;
 fashion-mnist) construct fashion-mnist 0 10 ;;
 uses10)
   python benchmarks/one_chain.py uses benchmarks/results/coresets/cifar10-ipc10-bptt.safetensors --preset paper \
     --data-dir "$data" --out "$results/uses10.jsonl"
   ;;
-cifar10-50) grow fifty-recorded-100-200-moving cifar10 1000 250 ;;
-svhn50) grow fifty-recorded-100-200-moving svhn 800 150 ;;
+cifar10-50) grow fifty-recorded-100-200-masses cifar10 700 250 ;;
+svhn50) grow fifty-recorded-100-200-masses svhn 500 150 ;;
 seeds1) for seed in 1 2; do construct cifar10 $seed; done ;;
 *) echo "There is no lane '$lane'; the first lines of this script name them." >&2 && exit 2 ;;
 esac

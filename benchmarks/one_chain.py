@@ -20,6 +20,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -145,17 +146,17 @@ def grow(
 
 def by_sampler(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Each coreset by each kernel, judged on the first training images."""
-    few = {name: getattr(options, name) for name in ("chains", "samples", "steps", "step_size")}
+    few = {name: getattr(options, name) for name in ("chains", "samples", "step_size")}
     few = {name: value for name, value in few.items() if value is not None}
     for path in options.coresets:
         data = load_dataset(pc.Coreset.load(path).source, options.data_dir)
         seen = replace(data, test=data.train.subset(torch.arange(options.images)), transform=data.transform_source)
         coreset = whole_coreset(pc.Coreset.load(path), data, options.data_dir)
-        for sampler in options.sampler:
+        for sampler, steps in product(options.sampler, options.steps):
             began = time.monotonic()
-            found = judged(coreset, seen, preset=options.preset, sampler=sampler, **few)
+            found = judged(coreset, seen, preset=options.preset, sampler=sampler, steps=steps, **few)
             seconds = round(time.monotonic() - began, 1)
-            yield {"coreset": path.stem, "sampler": sampler, **few, **found, "seconds": seconds}
+            yield {"coreset": path.stem, "sampler": sampler, "steps": steps, **few, **found, "seconds": seconds}
 
 
 OWN_WAY = "own way"
@@ -251,6 +252,8 @@ def main() -> None:
     growing.add_argument("--seconds", type=float, default=400, help="begin no further part after this time")
     growing.add_argument("--seed", type=int, default=0)
     sampling.add_argument("--sampler", action="append", required=True, help="a kernel with its options; several times")
+    sampling.add_argument("--steps", type=int, action="append", required=True, help="of each sampler; several times")
+    using.add_argument("--steps", type=int)
     sampling.add_argument("--step-size", type=float)
     sampling.add_argument("--images", type=int, default=5000, help="training images that are judged on")
     for one in (using, sampling):
@@ -258,7 +261,6 @@ def main() -> None:
         one.add_argument("--preset", default="best", help="that the coresets were made by")
         one.add_argument("--chains", type=int, help="in place of the preset's")
         one.add_argument("--samples", type=int)
-        one.add_argument("--steps", type=int)
     using.add_argument("--test-images", type=int, help="only the first so many, for a trial")
     using.add_argument("--calibration", type=int, default=5000, help="training images that calibrate the average")
     for one in (growing, using, sampling):

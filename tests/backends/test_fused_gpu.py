@@ -21,7 +21,7 @@ from pseudocoresets.core.state import at_rest
 from pseudocoresets.data import Dataset, load_dataset
 from pseudocoresets.data.augmentation import Augmentation, dsa
 from pseudocoresets.inference.sampling import sample_posterior
-from pseudocoresets.kernels import SGD, SGHMC, Drop, Langevin
+from pseudocoresets.kernels import SGD, SGHMC, AnyKernel, Drop, Langevin, PreconditionedSGHMC
 from pseudocoresets.methods import (
     BPTT,
     ContrastiveDivergence,
@@ -189,10 +189,16 @@ def test_one_noiseless_step_agrees_to_rounding(network: Network, points: Points)
 
 @pytest.mark.parametrize(
     ("kernel", "schedule"),
-    [(SGHMC(0.02), None), (SGD(0.01, 0.9), None), (SGD(0.01, 0.9), Drop(3)), (Langevin(0.1), Drop(2))],
+    [
+        (SGHMC(0.02), None),
+        (PreconditionedSGHMC(0.02), None),
+        (SGD(0.01, 0.9), None),
+        (SGD(0.01, 0.9), Drop(3)),
+        (Langevin(0.1), Drop(2)),
+    ],
 )
 def test_every_fused_kernel_agrees_with_itself(
-    network: Network, points: Points, kernel: Langevin | SGHMC | SGD, schedule: Drop | None
+    network: Network, points: Points, kernel: AnyKernel, schedule: Drop | None
 ) -> None:
     """Four noiseless steps in blocks of two, kept in the middle and at the end."""
     start, energy = network.initialise(0, 2, "cuda"), Energy(Classifier(network), data_size=1000)

@@ -236,7 +236,8 @@ class BPTT(GradientMethod):
     def _with_speeds(self, points: Points, problem: Problem, randomness: Randomness) -> Points:
         if not self.preconditioned or SPEEDS in points.state:
             return points
-        target = problem.backend.target(problem.energy, points.detached())
+        now = points.detached()
+        target = problem.energy.target(now.x, now.y, now.weights)
         fresh = self._fresh(points, problem, randomness)
         speeds = torch.cat([speeds_at(chain[None], target) for chain in fresh]).mean(0, keepdim=True)
         return replace(points, state={**points.state, SPEEDS: speeds})

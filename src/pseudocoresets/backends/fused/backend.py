@@ -182,10 +182,10 @@ class FusedBackend(PlainBackend):
         return kept[0][None] if len(kept) == 1 else torch.stack(kept)
 
     def _speeds(self, plan: ChainPlan, start: Tensor) -> Tensor | None:
-        """Of a kernel with masses, from the points without augmentation."""
+        """Of a kernel with masses, from the points without augmentation; what is needed once is not captured."""
         if not isinstance(plan.kernel, PreconditionedSGHMC):
             return None
-        target = self.target(plan.energy, plan.points)
+        target = super().target(plan.energy, plan.points)
         return torch.cat([speeds_at(chain[None], target) for chain in start])
 
     def target(self, energy: Energy, points: Points, augment: Transformation | None = None) -> Target:
