@@ -68,6 +68,13 @@ def test_a_shared_release_is_counted_once() -> None:
     assert combined([both, one]) == both
 
 
+def test_guarantees_that_are_too_weak_together_are_refused() -> None:
+    """Each is one that a file can hold, and what they come to is not."""
+    weak = [Guarantee(900.0, DELTA, "test", 100, (Release(name, 0.03),)) for name in ("a", "b")]
+    with pytest.raises(pc.InputError, match=r"epsilons of 900, 900 have one of .* together"):
+        combined(weak)
+
+
 def test_a_delta_that_would_allow_to_publish_an_example_is_refused() -> None:
     with pytest.raises(pc.InputError, match=r"delta must be below 0\.01"):
         calibrated(Budget(1.0, 0.01), 100, lambda noise: Release("sum", noise))

@@ -12,7 +12,7 @@ from typing import Any
 
 from pseudocoresets.core.errors import InputError
 from pseudocoresets.core.extras import installed_by
-from pseudocoresets.dp.guarantee import Budget, Guarantee, Release
+from pseudocoresets.dp.guarantee import EPSILON, Budget, Guarantee, Release
 
 PACKAGE = "dp-accounting"
 NOISE_TOLERANCE = 1e-3
@@ -63,7 +63,13 @@ def combined(guarantees: Sequence[Guarantee]) -> Guarantee:
         return first
     delta, every = max(guarantee.delta for guarantee in guarantees), tuple(releases.values())
     examples = max(guarantee.examples for guarantee in guarantees)
-    return Guarantee(spent(every, delta), delta, accountant_name(), examples, every)
+    epsilon = spent(every, delta)
+    if epsilon not in EPSILON:
+        raise InputError(
+            f"Private results with epsilons of {', '.join(f'{each.epsilon:g}' for each in guarantees)} have one of "
+            f"{epsilon:g} together, which must lie {EPSILON}; start from noise, or from a result of smaller epsilon."
+        )
+    return Guarantee(epsilon, delta, accountant_name(), examples, every)
 
 
 def accountant_name() -> str:
