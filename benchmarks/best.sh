@@ -6,8 +6,9 @@
 # lane               s    what it tells; one chain / average in %, the goal and what is recorded
 # samplers          60    the recorded coresets of 10 and 50 images by sghmc and psghmc, on training images: which one
 #                         samples better, at which step, and whether 300 steps do
-# masses1          200    one image of CIFAR-10 by windows with a mass for each tensor: 53 / 56, 51.9 / 55.1
-# masses10         420    ten images of CIFAR-10 from noise by the same: 69.5 / 72, 63.5 / 68.3
+# masses1          300    one image of CIFAR-10 by windows with a mass for each tensor: 53 / 56, 51.9 / 55.1
+# masses10         560    ten images of CIFAR-10 from noise by the same, one window at a time: four cost three times as
+#                         much and were worth twice as many iterations: 69.5 / 72, 63.5 / 68.3
 # further10        300    the recorded ten images of CIFAR-10 by the same
 # svhn10           300    the recorded ten images of SVHN by the same: 86 / 88, 83.8 / 85.4
 # svhn1            170    windows of 100 at one image, as CIFAR-10 chose them: 72 / 76, 67.1 / 71.7
@@ -40,10 +41,10 @@ samplers)
     --sampler sghmc:step_size=0.0125 --sampler psghmc:step_size=0.0125 --sampler psghmc:step_size=0.02 \
     --sampler psghmc:step_size=0.03 --steps 300 --steps 1000 --data-dir "$data" --out "$results/samplers.jsonl"
   ;;
-masses1) grow noise-100-200-masses cifar10 1000 150 ;;
-masses10) grow ten-noise-60-200-masses cifar10 1500 300 ;;
-further10) grow ten-recorded-100-200-masses cifar10 500 150 ;;
-svhn10) grow ten-recorded-100-200-masses svhn 500 150 ;;
+masses1) grow noise-100-200-masses cifar10 3000 220 ;;
+masses10) grow ten-noise-60-200-masses cifar10 4000 420 ;;
+further10) grow ten-recorded-100-200-masses cifar10 1000 200 ;;
+svhn10) grow ten-recorded-100-200-masses svhn 1000 200 ;;
 svhn1) construct svhn 0 ;;
 fashion-mnist) construct fashion-mnist 0 10 ;;
 uses10)

@@ -54,7 +54,8 @@ class Variant:
 LONG = {"steps": 40, "horizon": 400, "batch_size": 1024, "spread": True}
 SHORT = {"steps": 60, "horizon": 200, "batch_size": 1024, "spread": True}
 MOVING = {"step_size": 0.0125, "momentum": 0.9}
-MASSES = {**MOVING, "preconditioned": True}
+MASSES = {**MOVING, "preconditioned": True, "batch_size": 5000}
+FAST = {"step_size": 0.02}
 SLOW = {"learning_rate": 2e-3}
 VARIANTS = {
     "real-40-400": Variant("real", LONG),
@@ -71,24 +72,23 @@ VARIANTS = {
     ),
     "ten-noise-60-200-four": Variant("noise", {**SHORT, "unrolls": 4}, ipc=10),
     "ten-noise-60-200-moving": Variant("noise", {**SHORT, **MOVING, "unrolls": 4}, ipc=10),
-    "noise-100-200-masses": Variant("noise", {**SHORT, **MASSES, "steps": 100, "unrolls": 4, "batch_size": 2048}),
-    "ten-noise-60-200-masses": Variant("noise", {**SHORT, **MASSES, "unrolls": 4}, ipc=10),
-    "ten-recorded-100-200-masses": Variant("recorded", {**SHORT, **MASSES, "steps": 100, "unrolls": 2}, SLOW, ipc=10),
+    "noise-100-200-masses": Variant("noise", {**SHORT, **MASSES, "steps": 100}),
+    "ten-noise-60-200-masses": Variant("noise", {**SHORT, **MASSES, **FAST}, ipc=10),
+    "ten-recorded-100-200-masses": Variant("recorded", {**SHORT, **MASSES, **FAST, "steps": 100}, SLOW, ipc=10),
     "fifty-recorded-100-200-masses": Variant(
-        "recorded", {**SHORT, **MASSES, "steps": 100, "unrolls": 2, "points_per_step": 125}, SLOW, ipc=50
+        "recorded", {**SHORT, **MASSES, **FAST, "steps": 100, "points_per_step": 125}, SLOW, ipc=50
     ),
 }
 
 
 PLAIN, AS_MOVING = {"sampler": "langevin", "step_size": 0.05}, {"sampler": "sghmc", "step_size": 0.0125}
-WITH_MASSES = {"sampler": "psghmc", "step_size": 0.0125}
 
 
 def ways_to_sample(variant: Variant) -> Iterator[dict[str, Any]]:
     """How a growing coreset is sampled, cold and at the preset's temperature of 0.01: as its windows move, and not."""
     own, other = (AS_MOVING, PLAIN) if "momentum" in variant.options else (PLAIN, AS_MOVING)
     if "preconditioned" in variant.options:
-        own = WITH_MASSES
+        own = {"sampler": "psghmc", "step_size": variant.options["step_size"]}
     yield from ({**own, "steps": steps} for steps in (300, 1000))
     yield {**other, "steps": 1000}
 
