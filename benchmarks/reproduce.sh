@@ -6,13 +6,13 @@
 # Each LANE holds the most valuable cells first and may be broken off and given again; several can run side by side, best
 # under the multi-process service of NVIDIA. Seconds are estimates, alone on an H200:
 #
-#   selections      110   herding, k-center and forgetting
+#   selections       60   forgetting, by the rule that ranks images never learned first
 #   labels          210   ld, learned labels of fixed images, with a part of its iterations
-#   matching        290   gm, dsa and dd, in part
-#   features        140   cafe and cafe-dsa, in part
-#   kernel          230   kip, in part
+#   matching        250   gm and dsa at fifty images, in part
+#   features         80   cafe and cafe-dsa at fifty images, in part
+#   kernel          100   kip at fifty images, in part
 #   mtt             350   in part, with 12 experts
-#   best            250   our recorded coreset of ten images: calibration, other networks, corruptions
+#   best            150   our recorded coreset of ten images: corruptions
 #   attack          600   the same: both suites at four epsilons, each of which is kept when it is over
 #   published50     270   the method as published at fifty images, with 12 experts
 #
@@ -46,25 +46,25 @@ published*)
   ;;
 selections)
   compute coresets --expert-count 1 \
-    --only forgetting:10,herding:50,herding:1,k-center:50,forgetting:50,k-center:1,forgetting:1
+    --only forgetting:10,forgetting:50,forgetting:1
   ;;
 labels)
   compute condensation --only ld:10:0.03,ld:1:0.03,ld:50:0.02
   ;;
 matching)
-  compute condensation --only dd:10:0.04,gm:50:0.04,dsa:50:0.04
+  compute condensation --only gm:50:0.04,dsa:50:0.04
   ;;
 features)
-  compute condensation --only cafe:10:0.1,cafe-dsa:10:0.1,cafe:50:0.05,cafe-dsa:50:0.05
+  compute condensation --only cafe:50:0.05,cafe-dsa:50:0.05
   ;;
 kernel)
-  compute condensation --only kip:1:0.2,kip:10:0.05,kip:50:0.005
+  compute condensation --only kip:50:0.005
   ;;
 mtt)
   compute condensation --expert-count 12 --only mtt:10:0.08,mtt:1:0.06,mtt:50:0.03
   ;;
 best)
-  compute calibration cross-architecture shift --variants best --protocols cold --ipc 10 --coresets "$out/recorded"
+  compute shift --variants best --protocols cold --ipc 10 --coresets "$out/recorded"
   ;;
 attack)
   compute attack --variants best --protocols cold --ipc 10 --coresets "$out/recorded"
