@@ -2,7 +2,7 @@
 
     python benchmarks/one_chain.py grow noise-40-400 --data-dir .data --seconds 400 --out grow.jsonl
     python benchmarks/one_chain.py grow ten-recorded-100-200-moving --dataset svhn --data-dir .data --out svhn.jsonl
-    python benchmarks/one_chain.py samplers FILE ... --sampler psghmc --sampler sghmc --data-dir .data --out by.jsonl
+    python benchmarks/one_chain.py samplers FILE ... --sampler psghmc --steps 300 --data-dir .data --out by.jsonl
     python benchmarks/one_chain.py uses cifar10-ipc1-best.safetensors FILE ... --data-dir .data --out uses.jsonl
 
 ``grow`` learns images on nine tenths of the training data and judges them on the last tenth every ``--every``
@@ -67,9 +67,6 @@ VARIANTS = {
     "noise-100-200-large": Variant("noise", {**SHORT, "steps": 100, "unrolls": 4, "batch_size": 2048}),
     "ten-recorded-100-200-moving": Variant("recorded", {**SHORT, **MOVING, "steps": 100, "unrolls": 2}, SLOW, ipc=10),
     "ten-noise-100-200-moving": Variant("noise", {**SHORT, **MOVING, "steps": 100, "unrolls": 2}, ipc=10),
-    "fifty-recorded-100-200-moving": Variant(
-        "recorded", {**SHORT, **MOVING, "steps": 100, "unrolls": 2, "points_per_step": 125}, SLOW, ipc=50
-    ),
     "ten-noise-60-200-four": Variant("noise", {**SHORT, "unrolls": 4}, ipc=10),
     "ten-noise-60-200-moving": Variant("noise", {**SHORT, **MOVING, "unrolls": 4}, ipc=10),
     "noise-100-200-masses": Variant("noise", {**SHORT, **MASSES, "steps": 100}),
@@ -144,10 +141,14 @@ def grow(
             yield {**shared, **sampling, **judged(made.coreset, data, **sampling, mixed_kinds=False)}
 
 
+def chosen(options: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """Those of these options that were given."""
+    return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+
+
 def by_sampler(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Each coreset by each kernel, judged on the first training images."""
-    few = {name: getattr(options, name) for name in ("chains", "samples", "step_size")}
-    few = {name: value for name, value in few.items() if value is not None}
+    few = chosen(options, "chains", "samples")
     for path in options.coresets:
         data = load_dataset(pc.Coreset.load(path).source, options.data_dir)
         seen = replace(data, test=data.train.subset(torch.arange(options.images)), transform=data.transform_source)
@@ -254,7 +255,6 @@ def main() -> None:
     sampling.add_argument("--sampler", action="append", required=True, help="a kernel with its options; several times")
     sampling.add_argument("--steps", type=int, action="append", required=True, help="of each sampler; several times")
     using.add_argument("--steps", type=int)
-    sampling.add_argument("--step-size", type=float)
     sampling.add_argument("--images", type=int, default=5000, help="training images that are judged on")
     for one in (using, sampling):
         one.add_argument("coresets", type=Path, nargs="+", metavar="FILE")
@@ -281,8 +281,7 @@ def main() -> None:
 
 
 def rows_of_uses(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    few = {name: getattr(options, name) for name in ("chains", "samples", "steps")}
-    few = {name: value for name, value in few.items() if value is not None}
+    few = chosen(options, "chains", "samples", "steps")
     for path in options.coresets:
         data = load_dataset(pc.Coreset.load(path).source, options.data_dir)
         if options.test_images is not None:

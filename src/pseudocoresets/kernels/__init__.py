@@ -14,7 +14,7 @@ from pseudocoresets.kernels.kernel import AdjustedKernel, AnyKernel, Info, Kerne
 from pseudocoresets.kernels.langevin import Langevin
 from pseudocoresets.kernels.mala import MALA
 from pseudocoresets.kernels.nuts import NUTS
-from pseudocoresets.kernels.preconditioned import PreconditionedSGHMC, speeds_at
+from pseudocoresets.kernels.preconditioned import PreconditionedSGHMC, speeds_at, speeds_one_by_one
 from pseudocoresets.kernels.runs import sample_chains
 from pseudocoresets.kernels.schedules import SCHEDULES, Constant, Cosine, Cyclical, Drop, Polynomial, Schedule, explores
 from pseudocoresets.kernels.sgd import SGD
@@ -54,6 +54,7 @@ __all__ = [
     "run_chain",
     "sample_chains",
     "speeds_at",
+    "speeds_one_by_one",
     "transitions",
     "warm_up",
     "with_step_size",

@@ -73,6 +73,11 @@ def speeds_at(position: Tensor, target: Target) -> Tensor:
     return relative_speeds(gradient, blocks_of(target, position.shape[-1]))
 
 
+def speeds_one_by_one(positions: Tensor, target: Target) -> Tensor:
+    """The same for chains (chains, size), in the memory that one of them needs."""
+    return torch.cat([speeds_at(position[None], target) for position in positions])
+
+
 def relative_speeds(gradient: Tensor, blocks: Sequence[int]) -> Tensor:
     """P from gradients (..., size) and the sizes of the blocks, in their order; 1 for all where gradients are zero."""
     squares = gradient.square()

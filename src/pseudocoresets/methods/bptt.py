@@ -59,7 +59,7 @@ from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.state import STEP_SIZE, Motion, at_rest
 from pseudocoresets.gradients import Descent, Differences, GradientEstimator, Outcome, Terminal, build_gradient
 from pseudocoresets.gradients.learned import learned_tensors, with_gradient
-from pseudocoresets.kernels import speeds_at
+from pseudocoresets.kernels import speeds_one_by_one
 from pseudocoresets.kernels.kernel import positive_step_size
 from pseudocoresets.methods.estimator import fresh_parameters, network_of, with_network
 from pseudocoresets.methods.method import GradientMethod, Hyperparameter, Loss, StateShape
@@ -238,8 +238,7 @@ class BPTT(GradientMethod):
             return points
         now = points.detached()
         target = problem.energy.target(now.x, now.y, now.weights)
-        fresh = self._fresh(points, problem, randomness)
-        speeds = torch.cat([speeds_at(chain[None], target) for chain in fresh]).mean(0, keepdim=True)
+        speeds = speeds_one_by_one(self._fresh(points, problem, randomness), target).mean(0, keepdim=True)
         return replace(points, state={**points.state, SPEEDS: speeds})
 
     def _with_step_size(self, points: Points) -> Points:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import torch
@@ -29,7 +28,7 @@ class Classifier(NormalPrior):
     @property
     def blocks(self) -> list[int]:
         """The sizes of the network's tensors."""
-        return [math.prod(shape) for _, shape in self.network.layout]
+        return self.network.sizes
 
     def log_likelihood(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """log softmax(f(x_i; theta))[y_i], or its expectation under soft labels ``y`` (m, classes)."""

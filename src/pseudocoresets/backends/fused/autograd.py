@@ -56,8 +56,7 @@ class AutogradLayout:
 
     def parameters(self, ordered: Tensor) -> dict[str, Tensor]:
         """Views (chains, *shape) of parameters in this order, by name."""
-        sizes = [math.prod(shape) for _, shape in self.network.layout]
-        parts = ordered.view(self.chains, -1).split(sizes, 1)
+        parts = ordered.view(self.chains, -1).split(self.network.sizes, 1)
         return {
             name: part.view(self.chains, *self._kept(shape)).permute(self._seen(shape))
             for (name, shape), part in zip(self.network.layout, parts, strict=True)

@@ -35,7 +35,7 @@ from pseudocoresets.data.augmentation import AnyAugmentation, Transformation
 from pseudocoresets.dp import is_layerwise
 from pseudocoresets.gradients.descent import Descent, Trajectory
 from pseudocoresets.gradients.learned import LEARNED_STEP_SIZE, learned_tensors
-from pseudocoresets.kernels import PreconditionedSGHMC, speeds_at
+from pseudocoresets.kernels import PreconditionedSGHMC, speeds_one_by_one
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network
 from pseudocoresets.models.networks.convnet import ConvNet
@@ -185,8 +185,7 @@ class FusedBackend(PlainBackend):
         """Of a kernel with masses, from the points without augmentation; what is needed once is not captured."""
         if not isinstance(plan.kernel, PreconditionedSGHMC):
             return None
-        target = super().target(plan.energy, plan.points)
-        return torch.cat([speeds_at(chain[None], target) for chain in start])
+        return speeds_one_by_one(start, super().target(plan.energy, plan.points))
 
     def target(self, energy: Energy, points: Points, augment: Transformation | None = None) -> Target:
         model = energy.model

@@ -73,7 +73,10 @@ class CapturedChains:
         self._theta.copy_(self._ordered(theta))
         self._compact.copy_(self._theta)
         self._velocity.zero_()
-        self._speeds.copy_(self._ordered(torch.ones_like(theta) if speeds is None else speeds))
+        if speeds is None:
+            self._speeds.fill_(1)
+        else:
+            self._speeds.copy_(self._ordered(speeds))
 
     def position(self) -> Tensor:
         """A copy of where the chains are, in the network's order."""

@@ -100,8 +100,8 @@ class Network:
         self.layout = layout_of(self.prototype, spec.name)
         """Names and shapes of the parameters, in the order in which a parameter vector holds them."""
         check_sampleable(self.prototype, spec)
-        self._sizes = [math.prod(shape) for _, shape in self.layout]
-        self.size = sum(self._sizes)
+        self.sizes = [math.prod(shape) for _, shape in self.layout]
+        self.size = sum(self.sizes)
         """Number of parameters."""
         self._population = self.prototype if isinstance(self.prototype, PopulationForward) else None
         self._on_device: dict[torch.device, nn.Module] = {}
@@ -268,7 +268,7 @@ class Network:
                 f"The network '{self.spec.name}' has {self.size:,} parameters; got vectors of {theta.shape[-1]:,}."
             )
         chains = theta.shape[:-1]
-        parts = torch.split(theta, self._sizes, dim=-1)
+        parts = torch.split(theta, self.sizes, dim=-1)
         return {name: part.view(*chains, *shape) for (name, shape), part in zip(self.layout, parts, strict=True)}
 
     def _forward(self, parameters: Mapping[str, Tensor], images: Tensor) -> Tensor:
