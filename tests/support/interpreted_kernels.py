@@ -507,12 +507,26 @@ def check_augmentation(shape: tuple[int, int, int], mixed: bool) -> dict[str, fl
             pull = torch.randn(wanted.shape, generator=generator)
             gradients = [torch.autograd.grad(each, x, pull)[0] for each in (made, wanted)]
             found |= {f"{kind} {count}": relative(made, wanted), f"{kind} {count} gradient": relative(*gradients)}
+        for steps in (1, 3):
+            found[f"{kind} {steps} steps"] = check_steps_of_one_kind(kind, shape, steps)
     x = torch.randn(2, *shape, generator=generator, requires_grad=True)
     draw = fused.draw_steps(4, 2, Randomness.for_purpose(0))
     shared, apart = draw(x.expand(1, 4, *x.shape)), draw(x.expand(1, 4, *x.shape).clone())
     pull = torch.randn(shared.shape, generator=generator)
     gradients = [torch.autograd.grad(each, x, pull)[0] for each in (shared, apart)]
     return found | {"steps": relative(shared, apart), "steps gradient": relative(*gradients)}
+
+
+def check_steps_of_one_kind(kind: str, shape: tuple[int, int, int], steps: int) -> float:
+    """A block of steps that all draw this kind, against the same images one after another in plain PyTorch."""
+    plain, images = Augmentation((kind,)), 5
+    fused = FusedAugmentation(plain)
+    x = torch.randn(images, *shape, generator=torch.Generator().manual_seed(0))
+    made = fused.draw_steps(steps, images, Randomness.for_purpose(0))(x.expand(1, steps, *x.shape))
+    generator = Randomness.for_purpose(0).device
+    fused.draw_kinds(steps, generator)
+    wanted = plain.draw_kind(kind, steps * images, generator)(x.repeat(steps, 1, 1, 1))
+    return relative(made.flatten(0, 2), wanted)
 
 
 def check_norm(shape: tuple[int, int, int, int], groups: int) -> dict[str, float]:

@@ -268,12 +268,12 @@ class FusedAugmentation:
         return torch.cat([every[KINDS.index(kind)][None] for kind in self.kinds])
 
     def _apply(self, kinds: Tensor, generator: torch.Generator) -> Transformation:
-        kinds = kinds.contiguous()
         uniform = torch.rand(3, len(kinds), generator=generator, device=generator.device)
         return lambda x: self._transformed(x, kinds, uniform, len(x))
 
     def _transformed(self, x: Tensor, kinds: Tensor, uniform: Tensor, count: int) -> Tensor:
-        made: Tensor = Transformed.apply(x, kinds, uniform, count, self.plain.strengths)
+        """The kernel reads a kind for each image; that of a batch or of a single step is spread out for it."""
+        made: Tensor = Transformed.apply(x, kinds.contiguous(), uniform, count, self.plain.strengths)
         return made
 
 
