@@ -1,16 +1,16 @@
 """How good can one chain be? Long constructions by `bptt`, and every way to use finished coresets.
 
-    python benchmarks/one_chain.py grow noise-40-400 --data-dir .data --seconds 400 --out grow.jsonl
-    python benchmarks/one_chain.py grow ten-recorded-100-200-moving --dataset svhn --data-dir .data --out svhn.jsonl
+    python benchmarks/one_chain.py grow ten-noise-60 --data-dir .data --seconds 400 --out grow.jsonl
+    python benchmarks/one_chain.py grow ten-recorded-60 --dataset svhn --data-dir .data --out svhn.jsonl
     python benchmarks/one_chain.py samplers FILE ... --sampler psghmc --steps 300 --data-dir .data --out by.jsonl
     python benchmarks/one_chain.py uses cifar10-ipc1-best.safetensors FILE ... --data-dir .data --out uses.jsonl
 
-``grow`` learns images on nine tenths of the training data and judges them on the last tenth every ``--every``
-iterations. ``samplers`` samples finished coresets by one kernel after another on training images, which judges the
-kernels and not the coresets. ``uses`` alone reads test data: it uses finished coresets as others would (another kernel,
-step size or temperature, networks trained by SGD or Adam, other networks at ten images per class), chooses nothing, and
-ends with a table of what each way loses against the coreset's own. Each line of the output is one way to sample one
-coreset: the mean accuracy of single chains, and of all of them averaged.
+``grow`` learns images on nine tenths of the training data for a given time and judges them on the last tenth.
+``samplers`` samples finished coresets by one kernel after another on training images, which judges the kernels and not
+the coresets. ``uses`` alone reads test data: it uses finished coresets as others would (another kernel, step size or
+temperature, networks trained by SGD or Adam, other networks at ten images per class), chooses nothing, and ends with a
+table of what each way loses against the coreset's own. Each line of the output is one way to sample one coreset: the
+mean accuracy of single chains, and of all of them averaged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from typing import Any
 import torch
 
 import pseudocoresets as pc
-from pseudocoresets.construction.loop import network_for, run_construction
+from pseudocoresets.backends import choose_backend
+from pseudocoresets.construction.loop import Construction, network_for, run_construction
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import faint
 from pseudocoresets.data import Dataset, load_dataset
@@ -51,43 +52,32 @@ class Variant:
     dataset: str = "cifar10"
 
 
-LONG = {"steps": 40, "horizon": 400, "batch_size": 1024, "spread": True}
-SHORT = {"steps": 60, "horizon": 200, "batch_size": 1024, "spread": True}
+SHORT = {"steps": 60, "horizon": 200, "spread": True, "batch_size": 2048}
+LONGER = {**SHORT, "steps": 100, "horizon": 300}
 MOVING = {"step_size": 0.0125, "momentum": 0.9}
-MASSES = {**MOVING, "preconditioned": True, "batch_size": 5000}
-FAST = {"step_size": 0.02}
-SLOW = {"learning_rate": 2e-3}
+MASSES = {"step_size": 0.02, "momentum": 0.9, "preconditioned": True}
+FAR = {"gradient": "differences:radius=3.0"}
 VARIANTS = {
-    "real-40-400": Variant("real", LONG),
-    "noise-40-400": Variant("noise", LONG),
-    "noise-60-200": Variant("noise", SHORT),
-    "noise-60-200-four": Variant("noise", {**SHORT, "unrolls": 4}),
-    "recorded-40-400-eight": Variant("recorded", {**LONG, "unrolls": 8, "batch_size": 2048}, SLOW),
-    "noise-60-200-large": Variant("noise", {**SHORT, "unrolls": 4, "batch_size": 2048}),
-    "noise-100-200-large": Variant("noise", {**SHORT, "steps": 100, "unrolls": 4, "batch_size": 2048}),
-    "ten-recorded-100-200-moving": Variant("recorded", {**SHORT, **MOVING, "steps": 100, "unrolls": 2}, SLOW, ipc=10),
-    "ten-noise-100-200-moving": Variant("noise", {**SHORT, **MOVING, "steps": 100, "unrolls": 2}, ipc=10),
-    "ten-noise-60-200-four": Variant("noise", {**SHORT, "unrolls": 4}, ipc=10),
-    "ten-noise-60-200-moving": Variant("noise", {**SHORT, **MOVING, "unrolls": 4}, ipc=10),
-    "noise-100-200-masses": Variant("noise", {**SHORT, **MASSES, "steps": 100}),
-    "ten-noise-60-200-masses": Variant("noise", {**SHORT, **MASSES, **FAST}, ipc=10),
-    "ten-recorded-100-200-masses": Variant("recorded", {**SHORT, **MASSES, **FAST, "steps": 100}, SLOW, ipc=10),
-    "fifty-recorded-100-200-masses": Variant(
-        "recorded", {**SHORT, **MASSES, **FAST, "steps": 100, "points_per_step": 125}, SLOW, ipc=50
-    ),
+    "one-noise-100-masses": Variant("noise", {**LONGER, **MASSES, "horizon": 200}),
+    "ten-noise-60": Variant("noise", {**SHORT, **MOVING}, ipc=10),
+    "ten-noise-60-far": Variant("noise", {**SHORT, **MOVING, **FAR}, ipc=10),
+    "ten-noise-60-masses": Variant("noise", {**SHORT, **MASSES}, ipc=10),
+    "ten-noise-100": Variant("noise", {**LONGER, **MOVING}, ipc=10),
+    "ten-recorded-60": Variant("recorded", {**SHORT, **MOVING}, ipc=10),
+    "ten-recorded-60-far": Variant("recorded", {**SHORT, **MOVING, **FAR}, ipc=10),
+    "fifty-recorded-60": Variant("recorded", {**SHORT, **MOVING, "points_per_step": 125}, ipc=50),
 }
-
-
-PLAIN, AS_MOVING = {"sampler": "langevin", "step_size": 0.05}, {"sampler": "sghmc", "step_size": 0.0125}
+TRIED = 100
+"""Iterations that tell how long one takes, once those before them have captured it."""
 
 
 def ways_to_sample(variant: Variant) -> Iterator[dict[str, Any]]:
-    """How a growing coreset is sampled, cold and at the preset's temperature of 0.01: as its windows move, and not."""
-    own, other = (AS_MOVING, PLAIN) if "momentum" in variant.options else (PLAIN, AS_MOVING)
-    if "preconditioned" in variant.options:
-        own = {"sampler": "psghmc", "step_size": variant.options["step_size"]}
+    """How a grown coreset is sampled, cold and at the preset's temperature of 0.01: as its windows move, and not."""
+    names = ("psghmc", "sghmc") if "preconditioned" in variant.options else ("sghmc", "psghmc")
+    own, other = ({"sampler": name, "step_size": {"sghmc": 0.0125, "psghmc": 0.02}[name]} for name in names)
     yield from ({**own, "steps": steps} for steps in (300, 1000))
     yield {**other, "steps": 1000}
+    yield {**own, "step_size": 0.04, "schedule": "cyclical", "steps": 1600}
 
 
 def start_of(variant: Variant, settings: ConstructionSettings, data: Dataset) -> pc.Coreset:
@@ -113,32 +103,33 @@ def judged(coreset: pc.Coreset, data: Dataset, preset: str = "paper", **sampling
 
 
 def grow(
-    variant: Variant, name: str, data: Dataset, every: int, seconds: float, folder: Path, seed: int
+    variant: Variant, name: str, data: Dataset, seconds: float, folder: Path, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """The coreset of a variant, judged every so many iterations until the time is over."""
+    """The coreset after as many iterations as the time allows; learning rates fall in the second half of them."""
     began = time.monotonic()
-    learning = {"optimiser": "adam", "learning_rate": 5e-3, "averaging": 0.995, "temperature": 0.01, **variant.learning}
-    settings = ConstructionSettings(ipc=variant.ipc, seed=seed, **learning)
-    initial = start_of(variant, settings, data)
+    learning = {"optimiser": "adam", "learning_rate": 5e-3, "averaging": 0.995, "annealing": 0.5, "temperature": 0.01}
+    settings = ConstructionSettings(ipc=variant.ipc, seed=seed, **{**learning, **variant.learning})
+    initial, backend = start_of(variant, settings, data), choose_backend("auto")
     method = pc.methods.BPTT(**variant.options)
-    iterations = 0
-    while time.monotonic() - began < seconds:
-        iterations += every
-        made = run_construction(
-            data,
-            None,
-            "bptt",
-            method,
-            replace(settings, iterations=iterations),
-            network=NETWORK,
-            checkpoint=folder / f"{name}-{seed}.checkpoint",
-            initial=initial,
+
+    def constructed(iterations: int, **given: Any) -> Construction:
+        learned = replace(settings, iterations=iterations)
+        return run_construction(
+            data, None, "bptt", method, learned, network=NETWORK, initial=initial, backend=backend, **given
         )
-        made.coreset.save(folder / f"{name}-{seed}.safetensors", compact=True)
-        milliseconds = round(1e3 * made.seconds_per_iteration, 1)
-        shared = {"variant": name, "seed": seed, "iterations": iterations, "ms_per_iteration": milliseconds}
-        for sampling in ways_to_sample(variant):
-            yield {**shared, **sampling, **judged(made.coreset, data, **sampling, mixed_kinds=False)}
+
+    def keep(_: int, coreset: pc.Coreset) -> None:
+        coreset.save(folder / f"{name}-{seed}.safetensors", compact=True)
+
+    constructed(TRIED)
+    pace = constructed(TRIED).seconds_per_iteration
+    iterations = max(TRIED, int((seconds - time.monotonic() + began) / pace))
+    grown = constructed(iterations, watch=keep)
+    keep(iterations, grown.coreset)
+    milliseconds = round(1e3 * grown.seconds_per_iteration, 1)
+    shared = {"variant": name, "seed": seed, "iterations": iterations, "ms_per_iteration": milliseconds}
+    for sampling in ways_to_sample(variant):
+        yield {**shared, **sampling, **judged(grown.coreset, data, **sampling, mixed_kinds=False)}
 
 
 def chosen(options: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -249,8 +240,7 @@ def main() -> None:
     growing, using, sampling = (commands.add_parser(name) for name in ("grow", "uses", "samplers"))
     growing.add_argument("variant", choices=VARIANTS)
     growing.add_argument("--dataset", default=Variant.dataset)
-    growing.add_argument("--every", type=int, default=1500, help="iterations between two judgements")
-    growing.add_argument("--seconds", type=float, default=400, help="begin no further part after this time")
+    growing.add_argument("--seconds", type=float, default=400, help="time of the construction")
     growing.add_argument("--seed", type=int, default=0)
     sampling.add_argument("--sampler", action="append", required=True, help="a kernel with its options; several times")
     sampling.add_argument("--steps", type=int, action="append", required=True, help="of each sampler; several times")
@@ -276,7 +266,7 @@ def main() -> None:
     data = load_dataset(options.dataset, options.data_dir).holding_out(0.1)
     variant = replace(VARIANTS[options.variant], dataset=options.dataset)
     name = f"{options.dataset}-{options.variant}"
-    rows = grow(variant, name, data, options.every, options.seconds, options.out.parent, options.seed)
+    rows = grow(variant, name, data, options.seconds, options.out.parent, options.seed)
     list(written(rows, options.out))
 
 
