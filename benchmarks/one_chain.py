@@ -65,6 +65,7 @@ VARIANTS = {
     "ten-noise-100": Variant("noise", {**LONGER, **MOVING}, ipc=10),
     "ten-recorded-60": Variant("recorded", {**SHORT, **MOVING}, ipc=10),
     "ten-recorded-60-far": Variant("recorded", {**SHORT, **MOVING, **FAR}, ipc=10),
+    "ten-recorded-60-masses": Variant("recorded", {**SHORT, **MASSES, "unrolls": 4}, ipc=10),
     "fifty-recorded-60": Variant("recorded", {**SHORT, **MOVING, "points_per_step": 125}, ipc=50),
 }
 TRIED = 100

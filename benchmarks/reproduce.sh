@@ -8,7 +8,7 @@
 #
 #   selections       60   forgetting, by the rule that ranks images never learned first
 #   labels          210   ld, learned labels of fixed images, with a part of its iterations
-#   matching        250   gm and dsa at fifty images, in part
+#   matching        350   gm whole at ten images; dsa and gm at fifty, in part
 #   features         80   cafe and cafe-dsa at fifty images, in part
 #   kernel          100   kip at fifty images, in part
 #   mtt             350   in part, with 12 experts
@@ -52,7 +52,7 @@ labels)
   compute condensation --only ld:10:0.03,ld:1:0.03,ld:50:0.02
   ;;
 matching)
-  compute condensation --only gm:50:0.04,dsa:50:0.04
+  compute condensation --only gm:10,dsa:50:0.02,gm:50:0.02
   ;;
 features)
   compute condensation --only cafe:50:0.05,cafe-dsa:50:0.05
