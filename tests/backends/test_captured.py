@@ -15,17 +15,24 @@ import torch
 from torch import Tensor
 
 from pseudocoresets.backends import ChainPlan, PlainBackend
-from pseudocoresets.core.energy import Energy, potential_and_gradient
+from pseudocoresets.core.energy import Energy, potential_and_gradient, without_noise
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.data.augmentation import Augmentation
-from pseudocoresets.kernels import HMC, MALA, AnyKernel
+from pseudocoresets.kernels import HMC, MALA, AnyKernel, speeds_at
 from pseudocoresets.methods import Points
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import build_network
 
 FusedBackend = pytest.importorskip("pseudocoresets.backends.fused", exc_type=ImportError).FusedBackend
 
-from pseudocoresets.backends.fused.capture import FIRST, Capturing, captured, without_collection  # noqa: E402
+from pseudocoresets.backends.fused import capture  # noqa: E402
+from pseudocoresets.backends.fused.capture import (  # noqa: E402
+    FIRST,
+    Capturing,
+    capture_into,
+    captured,
+    without_collection,
+)
 from pseudocoresets.backends.fused.norm import ChannelsLastNorms  # noqa: E402
 
 NETWORK = build_network("convnet:depth=2,width=4,pooling=max,norm=none", (1, 8, 8), 3)
@@ -50,6 +57,13 @@ def test_kernels_that_accept_or_reject_walk_the_same_way(kernel: AnyKernel) -> N
         torch.testing.assert_close(found, wanted)
         assert not torch.equal(found[0], start)
     assert len(backend._potentials) == 1
+
+
+def test_a_repeated_target_without_noise_keeps_the_blocks_of_its_masses() -> None:
+    target = FusedBackend("cpu").target(ENERGY, points(0))
+    theta = NETWORK.initialise(0, 2).double()
+    assert len(target.blocks) > 1
+    assert torch.equal(speeds_at(theta, without_noise(target)), speeds_at(theta, target))
 
 
 def test_a_repeated_target_is_the_posterior_of_its_points() -> None:
@@ -118,7 +132,16 @@ def test_nothing_is_collected_during_a_capture() -> None:
 def test_a_graph_is_captured_after_a_warm_up_and_settings_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CUDA calls stand for themselves; a capture that fails leaves cuDNN and the collector as they were too."""
     cuda = MagicMock()
-    for name in ("Stream", "stream", "current_stream", "current_device", "synchronize", "CUDAGraph", "graph"):
+    for name in (
+        "Stream",
+        "stream",
+        "current_stream",
+        "current_device",
+        "set_stream",
+        "synchronize",
+        "CUDAGraph",
+        "graph",
+    ):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     settings: list[tuple[bool, bool]] = []
 
@@ -137,6 +160,30 @@ def test_a_graph_is_captured_after_a_warm_up_and_settings_come_back(monkeypatch:
     calls = [name for name, *_ in cuda.method_calls]
     assert calls.index("stream") < calls.index("synchronize") < calls.index("CUDAGraph") < calls.index("graph")
     assert call(cuda.current_device.return_value, priority=FIRST) in cuda.Stream.call_args_list
+
+
+def test_a_capture_that_fails_as_it_ends_gives_the_current_stream_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch ends the capture before it leaves the stream, and stays on it if that fails."""
+    streams = ["of the caller"]
+
+    class Graph:
+        def __init__(self, _: object, stream: str) -> None:
+            self.stream = stream
+
+        def __enter__(self) -> None:
+            streams.append(self.stream)
+
+        def __exit__(self, *_: object) -> None:
+            raise RuntimeError("the capture was invalidated")
+
+    monkeypatch.setattr(torch.cuda, "graph", Graph)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    monkeypatch.setattr(capture, "_first_stream", lambda _: "of captures")
+    with pytest.raises(RuntimeError, match="invalidated"), capture_into(MagicMock()):
+        assert torch.cuda.current_stream() == "of captures"
+    assert torch.cuda.current_stream() == "of the caller"
 
 
 def test_work_that_cannot_be_captured_is_done_again_and_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -78,6 +78,7 @@ def test_kernels_agree_with_autograd_when_interpreted() -> None:
     # Places between pixels are found to the rounding of their coordinates, up to 8 here, times the images' slopes.
     for differences in found["augmentation"]:
         assert max(differences.values()) < 20 * FLOAT32_ROUNDING, differences
+    assert max(found["interleaved"].values()) == 0
     mixed, apart = found["kinds"]
     assert mixed == [20, 0, 0, 20, 0, 20]
     assert sum(apart) == sum(apart[kind] for kind in (0, 3, 5)) == 60
@@ -146,6 +147,17 @@ def by_forward(combine: Callable[[Tensor, Tensor], Tensor], classifier_first: bo
     return Network.from_module(lambda: ByForward(combine, classifier_first), (1, 8, 8), 3)
 
 
+class WithoutFeatures(nn.Module):
+    """A linear classifier in the form of a ConvNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.classifier = nn.Sequential(), nn.Linear(64, 3)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classifier(self.features(images).flatten(1))
+
+
 def plain_scores(images: Tensor, scores: Tensor) -> Tensor:
     return scores
 
@@ -165,6 +177,7 @@ def skipped_scores(images: Tensor, scores: Tensor) -> Tensor:
         (by_forward(plain_scores, classifier_first=True), False),
         (build_network("convnet:depth=2,width=16", (1, 28, 28), 10), True),
         (build_network("convnet:depth=2,width=16,pooling=max", (1, 8, 8), 3), False),
+        (Network.from_module(WithoutFeatures, (1, 8, 8), 3), False),
     ],
 )
 def test_only_networks_that_are_convnets_are_fused(network: Network, fused: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import TypeVar
@@ -26,10 +26,11 @@ from pseudocoresets.backends.fused.trajectory import CapturedTrajectory
 from pseudocoresets.core.energy import Energy, uniform_weights
 from pseudocoresets.core.seeds import Randomness
 from pseudocoresets.core.source import Draw
-from pseudocoresets.core.state import AdjointState, Motion, Rates, sampling_rates
+from pseudocoresets.core.state import AdjointState, Motion, Rates, at_rest, sampling_rates
 from pseudocoresets.data.augmentation import KINDS, Augmentation
 from pseudocoresets.dp import LayerwiseGradients, clipped_sum
-from pseudocoresets.gradients import Outcome
+from pseudocoresets.gradients import Descent, Outcome
+from pseudocoresets.gradients.descent import Trajectory
 from pseudocoresets.kernels import SGD, SGHMC, AnyKernel, Cyclical, Drop, PreconditionedSGHMC, Schedule
 from pseudocoresets.methods import (
     BPTT,
@@ -295,6 +296,7 @@ def check_jobs() -> dict[str, float]:
     x = torch.randn(3, 3, 8, 8, generator=generator).requires_grad_()
     points = Points(x, torch.arange(3), torch.rand(3, generator=generator))
     soft = torch.rand(3, 10, generator=generator).softmax(-1).requires_grad_()
+    strided, turned = torch.arange(6)[::2], soft.detach().T.contiguous().T
     weights, shares = torch.tensor([0.7, 0.0, 1.3], requires_grad=True), torch.tensor([0.3, -1.2])
     answers = []
     for backend in (InterpretedBackend(), PlainBackend()):
@@ -311,6 +313,12 @@ def check_jobs() -> dict[str, float]:
                 "gradient in weights": of_weights,
                 "probabilities": backend.probabilities(network, thetas, x.detach()),
                 "mean energies": backend.mean_energies(energy.model, thetas, x.detach(), points.y),
+                "energies far off": backend.mean_energies(energy.model, 200 * thetas, x.detach(), points.y),
+                "energies of strided labels": backend.energies(energy, thetas, x, replace(points, y=strided)),
+                "energies of turned labels": backend.energies(energy, thetas, x, replace(points, y=turned)),
+                "energies of double weights": backend.energies(
+                    energy, thetas, x, replace(points, weights=points.weights.double())
+                ),
                 "gradients": backend.mean_energies_and_gradients(energy.model, thetas, x.detach(), points.y).gradients,
             }
         )
@@ -492,6 +500,31 @@ def check_unroll(momentum: float, preconditioned: bool) -> dict[str, float]:
     )
 
 
+def check_interleaved() -> dict[str, float]:
+    """Two descents of one shape, which share what is captured: one runs amid the other, against each alone."""
+    network = build_network("convnet:depth=1,width=16", (3, 8, 8), 10)
+    start = at_rest(network.initialise(0, 2))
+    adjoint = torch.randn(start.position.shape, generator=torch.Generator().manual_seed(2))
+    spacing, shared = torch.full((2, 1), 0.01), InterpretedBackend(2)
+
+    def descent_of(number: int, backend: InterpretedBackend) -> Trajectory:
+        x = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(number))
+        sizes = {"step_size": torch.tensor(0.1 * (1 + number))}
+        points = Points(x.requires_grad_(), torch.arange(3), torch.full((3,), 10.0), sizes)
+        descent = Descent(Energy(Classifier(network), 30), points, 2, momentum=0.5 * number)
+        return backend.trajectory(descent, 2, 2, Randomness.for_purpose(number))
+
+    def found(trajectories: Sequence[Trajectory]) -> list[Tensor]:
+        ends = [trajectory.forwards(start).position for trajectory in trajectories]
+        return [*ends, *(trajectory.backwards(adjoint, spacing)["x"] for trajectory in trajectories)]
+
+    together = found([descent_of(number, shared) for number in range(2)])
+    apart = [found([descent_of(number, InterpretedBackend(2))]) for number in range(2)]
+    wanted = [apart[0][0], apart[1][0], apart[0][1], apart[1][1]]
+    names = ("first end", "second end", "first gradient", "second gradient")
+    return {name: relative(*pair) for name, pair in zip(names, zip(together, wanted, strict=True), strict=True)}
+
+
 def check_augmentation(shape: tuple[int, int, int], mixed: bool) -> dict[str, float]:
     """Every kind forwards and backwards against plain PyTorch, by image, for all images alike, and in steps."""
     generator = torch.Generator().manual_seed(0)
@@ -626,6 +659,7 @@ if __name__ == "__main__":
         ],
         "matching": [check_matching(False, 1, 1), check_matching(True, 2, 0)],
         "unroll": [check_unroll(0.9, preconditioned) for preconditioned in (False, True)],
+        "interleaved": check_interleaved(),
         "update": check_update(),
     }
     sys.stdout.write(json.dumps(found))

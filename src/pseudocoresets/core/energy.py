@@ -178,7 +178,7 @@ def without_noise(target: Target) -> Target:
     """The same potential at temperature zero, with its gradient in closed form where it had that."""
     if isinstance(target, _ClosedFormTarget | FunctionTarget):
         return replace(target, temperature=0.0)
-    return FunctionTarget(target.potential, 0.0)
+    return FunctionTarget(target.potential, 0.0, target.blocks if isinstance(target, InBlocks) else ())
 
 
 def require_signal(weights_sum: float, data_size: int, temperature: float) -> None:

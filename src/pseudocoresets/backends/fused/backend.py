@@ -45,7 +45,6 @@ TRAJECTORY_STEPS_PER_BLOCK = 100
 TRAJECTORY_IMAGES_PER_BLOCK = 20_000
 """A trajectory of several blocks is run twice, so its blocks are larger."""
 PREDICTED_AT_ONCE = 1000
-SMALLEST_PROBABILITY = 1e-30
 
 T = TypeVar("T")
 
@@ -77,7 +76,7 @@ class FusedBackend(PlainBackend):
         layout = self._layout_of_model(energy.model, thetas.device)
         if layout is None:
             return super().energies(energy, thetas, x, points)
-        factors = points.weights / energy.data_size
+        factors = (points.weights / energy.data_size).to(x.dtype)
         workspace = self._workspace(layout, len(x))
         energies: Tensor = ImageEnergies.apply(x, thetas.detach(), points.y, factors, layout, workspace)
         return energies
@@ -86,15 +85,14 @@ class FusedBackend(PlainBackend):
         layout = self._layout(network, thetas.device)
         if layout is None:
             return super().probabilities(network, thetas, inputs)
-        return torch.cat([self._probabilities(layout, thetas, part) for part in inputs.split(PREDICTED_AT_ONCE)], 1)
+        return self._logits(layout, thetas, inputs).softmax(-1)
 
     def mean_energies(self, model: Model, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
         layout = self._layout_of_model(model, thetas.device)
         if layout is None or y.is_floating_point():
             return super().mean_energies(model, thetas, x, y)
-        parts = [self._probabilities(layout, thetas, part) for part in x.split(PREDICTED_AT_ONCE)]
-        of_labels = torch.cat(parts, 1)[:, torch.arange(len(y), device=y.device), y]
-        return -of_labels.clamp_min(SMALLEST_PROBABILITY).log().mean(-1)
+        log_p = self._logits(layout, thetas, x).log_softmax(-1)
+        return -log_p[:, torch.arange(len(y), device=y.device), y].mean(-1)
 
     def mean_energies_and_gradients(self, model: Model, thetas: Tensor, x: Tensor, y: Tensor) -> MeanEnergies:
         layout = self._layout_of_model(model, thetas.device)
@@ -284,11 +282,16 @@ class FusedBackend(PlainBackend):
             self._workspaces[key] = EnergyGradient(layout.widened(chains), images, self._device, self._dtype)
         return self._workspaces[key]
 
-    def _probabilities(self, layout: Layout, thetas: Tensor, inputs: Tensor) -> Tensor:
+    def _logits(self, layout: Layout, thetas: Tensor, inputs: Tensor) -> Tensor:
+        """Class scores (parameter sets, inputs, classes), of so many inputs at once."""
+        parts = inputs.split(PREDICTED_AT_ONCE)
+        return torch.cat([self._logits_of_part(layout, thetas, part) for part in parts], 1)
+
+    def _logits_of_part(self, layout: Layout, thetas: Tensor, inputs: Tensor) -> Tensor:
         workspace = EnergyGradient(layout, len(inputs), self._device, self._dtype)
         patches = patches_of(inputs, layout, self._dtype)
         ordered = (theta[layout.order] for theta in thetas)
-        return torch.stack([workspace.logits(theta, theta.to(self._dtype), patches).softmax(-1) for theta in ordered])
+        return torch.stack([workspace.logits(theta, theta.to(self._dtype), patches) for theta in ordered])
 
 
 def block_length(

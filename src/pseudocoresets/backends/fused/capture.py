@@ -72,11 +72,15 @@ def cudnn_benchmark() -> Iterator[None]:
 def capture_into(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     """What the block launches becomes ``graph``; what it launches on other streams gives way to the rest.
 
-    Python collects no garbage meanwhile: another graph that is freed during a capture invalidates it.
+    Python collects no garbage meanwhile: another graph that is freed during a capture invalidates it. A capture that
+    fails as it ends would leave its stream the current one.
     """
-    stream = _first_stream(torch.cuda.current_device())
-    with without_collection(), torch.cuda.graph(graph, stream=stream):
-        yield
+    before, stream = torch.cuda.current_stream(), _first_stream(torch.cuda.current_device())
+    try:
+        with without_collection(), torch.cuda.graph(graph, stream=stream):
+            yield
+    finally:
+        torch.cuda.set_stream(before)
 
 
 @cache

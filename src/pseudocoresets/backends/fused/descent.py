@@ -43,8 +43,7 @@ class CapturedDescent:
         self, descent: Descent, runner: CapturedTrajectory, images: int, decay: float, randomness: Randomness
     ) -> None:
         points, count = descent.points, len(descent.points)
-        self._runner, self._descent = runner, descent
-        runner.set_rates(descent.step_size, decay, descent.momentum, descent.speeds)
+        self._runner, self._descent, self._decay = runner, descent, decay
         self._share = count / images / descent.energy.data_size
         self._blocks = [
             _draw_block(descent, runner.steps, images, randomness) for _ in range(descent.steps // runner.steps)
@@ -53,7 +52,6 @@ class CapturedDescent:
         self._y = points.y.detach().requires_grad_(points.y.is_floating_point())
         self._weights = points.weights.detach().requires_grad_(points.weights.requires_grad)
         self._motions: list[Motion] = []
-        self._run_from: Motion | None = None
         self._seen, self._labels, self._factors = self._x, self._y, self._weights
 
     def run(self, start: Motion) -> Motion:
@@ -61,8 +59,8 @@ class CapturedDescent:
 
     def forwards(self, start: Motion) -> Motion:
         self._motions = [start]
-        for block in self._blocks:
-            self._motions.append(self._run(self._motions[-1], block))
+        for number in range(len(self._blocks)):
+            self._motions.append(self._run(number))
         return self._motions[-1]
 
     def backwards(self, adjoint: Tensor, spacing: Tensor) -> dict[str, Tensor]:
@@ -72,9 +70,9 @@ class CapturedDescent:
             gradients["y"] = torch.zeros_like(self._y)
         if self._weights.requires_grad:
             gradients["weights"] = torch.zeros_like(self._weights)
-        for motion, block in reversed(list(zip(self._motions, self._blocks, strict=False))):
-            if self._run_from is not motion:
-                self._run(motion, block)
+        for number in reversed(range(len(self._blocks))):
+            if self._runner.ran != (self, number):
+                self._run(number)
             found = self._runner.backwards(state, spacing.squeeze(1))
             gradients["x"] += torch.autograd.grad(self._seen, self._x, found.images)[0]
             if "y" in gradients:
@@ -86,14 +84,17 @@ class CapturedDescent:
             state = found.before
         return gradients
 
-    def _run(self, start: Motion, block: Block) -> Motion:
-        steps = self._runner.steps
+    def _run(self, number: int) -> Motion:
+        """A block from where it starts; descents of one shape share the runner, which knows whose block it ran last."""
+        descent, runner, block, steps = self._descent, self._runner, self._blocks[number], self._runner.steps
+        runner.set_rates(descent.step_size, self._decay, descent.momentum, descent.speeds)
         with torch.enable_grad():
             self._seen = block.images(self._x, steps)
             self._labels = block.of(self._y, steps)
             self._factors = self._share * block.of(self._weights, steps)
-        self._run_from = start
-        return self._runner.forwards(start, self._seen.detach(), self._labels.detach(), self._factors.detach())
+        runner.ran = (self, number)
+        start = self._motions[number]
+        return runner.forwards(start, self._seen.detach(), self._labels.detach(), self._factors.detach())
 
 
 def _draw_block(descent: Descent, steps: int, images: int, randomness: Randomness) -> Block:

@@ -174,6 +174,7 @@ def classify(
     With several chains, as many as ``signs``, there are (m * chains) rows, the chains of one image next to one another,
     and the weight and bias are those of all chains one after another. All that a chain gives is times its sign.
     """
+    labels = labels.contiguous()
     size = weight.shape[1]
     chains = len(signs)
     classes = len(bias) // chains

@@ -173,7 +173,7 @@ def _layout_of_layers(network: Network) -> Layout | None:
     weight, bias = offsets["classifier.weight"], offsets["classifier.bias"]
     order += [index[weight], index[bias]]
     permutation = torch.cat(order)
-    if len(permutation) != network.size or (found and found[0].inputs > 3):
+    if len(permutation) != network.size or not found or found[0].inputs > 3:
         return None
     return Layout(
         tuple(found),

@@ -51,6 +51,8 @@ class CapturedTrajectory:
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self.steps = steps
+        self.ran: tuple[object, int] | None = None
+        """Whose block ``forwards`` ran last, and which."""
         wide, probes = layout.widened(chains), layout.widened(2 * chains)
         self._layout = wide
         self._places = probe_places(wide, probes)
