@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import pseudocoresets as pc
+from pseudocoresets._io.files import write_json
 from pseudocoresets.backends import choose_backend
 from pseudocoresets.construction.settings import ConstructionSettings
 from pseudocoresets.construction.tasks import real_coreset
@@ -114,6 +117,28 @@ def test_point_is_sgd_with_momentum_or_another_optimiser(
         torch.nn.functional.cross_entropy(module(coreset.images), coreset.labels).backward()
         optimiser.step()
     torch.testing.assert_close(samples.parameters[0, 0], samples.network.flatten(module), rtol=1e-4, atol=1e-5)
+
+
+def test_another_network_is_sampled_as_the_preset_says_for_others(
+    coreset: pc.Coreset, coreset_file: Path, tmp_path: Path, bpc: Invoke
+) -> None:
+    own, other = str(coreset.network), "convnet:depth=1,width=4"
+    write_json(
+        preset := tmp_path / "own.json",
+        {
+            "sampling": {"steps": 2, "samples": 1, "chains": 1},
+            "sampling_for": {
+                coreset.method: {"sampler": "sghmc"},
+                f"{coreset.method} elsewhere": {"sampler": "langevin"},
+            },
+        },
+    )
+    for network, sampler in ((None, "sghmc"), (own, "sghmc"), (other, "langevin")):
+        samples = pc.sample_posterior(coreset, network=network, preset=preset, device="cpu")
+        named = ["--network", network] if network else []
+        typed = ["evaluate", coreset_file, "--preset", preset, "--controls", 0, "--json", *named]
+        assert samples.settings.sampler == sampler
+        assert json.loads(bpc(*typed).stdout)["posterior"]["sampler"] == sampler
 
 
 def test_an_optimiser_is_no_sampler(coreset: pc.Coreset, bpc: Invoke) -> None:

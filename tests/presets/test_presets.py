@@ -70,6 +70,18 @@ def test_what_belongs_to_a_sampler_or_a_method_wins_over_what_is_for_all() -> No
     assert chosen.sampling_by("sghmc", "bptt") == own
 
 
+def test_other_networks_are_sampled_as_the_preset_says_for_them() -> None:
+    chosen = Preset(
+        by_sampler={"psghmc": {"step_size": 0.04}, "sghmc": {"step_size": 0.01}},
+        sampling_for={"bptt": {"sampler": "psghmc", "augment": False}, "bptt elsewhere": {"sampler": "sghmc"}},
+    )
+    assert chosen.sampling_by(method="bptt") == {"sampler": "psghmc", "augment": False, "step_size": 0.04}
+    elsewhere = chosen.sampling_by(method="bptt", elsewhere=True)
+    assert elsewhere == {"sampler": "sghmc", "augment": False, "step_size": 0.01}
+    assert chosen.sampling_by("psghmc", "bptt", elsewhere=True)["step_size"] == 0.04
+    assert chosen.sampling_by(method="cd", elsewhere=True)["sampler"] == "langevin"
+
+
 def test_a_method_may_have_experts_and_a_protocol_of_its_own() -> None:
     pair = ("mtt", "wasserstein")
     paper = {name: make_plan(dataset="cifar10", method=name, ipc=50, protocol="point", preset="paper") for name in pair}

@@ -103,13 +103,13 @@ def sample_posterior(
     if start not in PROTOCOLS:
         raise InputError(f"The protocol must be one of {', '.join(PROTOCOLS)}; got '{start}'.")
     own = presets.preset(preset, coreset.source, max(1, round(coreset.images_per_class)))
-    known = own.sampling_by(kernel_name(sampler), coreset.method, start)
+    used = network_for(coreset, network)
+    known = own.sampling_by(kernel_name(sampler), coreset.method, start, is_elsewhere(coreset, used))
     given = {"sampler": sampler, "chains": chains}
     given = {name: value for name, value in given.items() if value is not None} | settings
     chosen = build_settings(SamplingSettings, {**known, **given}, "The sampler")
     chosen.require_for(start)
     device = resolve_device(device)
-    used = network_for(coreset, network)
     return sample_network_posterior(
         coreset, used, start, chosen, experts, device, backend or choose_backend(device), progress, augmentation
     )
@@ -268,6 +268,11 @@ def network_for(coreset: Coreset, network: AnyNetwork | None) -> Network:
     if coreset.network is None:
         raise InputError("The coreset does not name a network; say which one to use.")
     return from_spec(coreset.network)
+
+
+def is_elsewhere(coreset: Coreset, network: Network) -> bool:
+    """Whether the coreset was made for another network."""
+    return coreset.network is not None and network.spec != coreset.network
 
 
 def chain_starts(

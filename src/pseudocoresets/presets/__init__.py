@@ -28,6 +28,7 @@ docs' tables; ``best``: what was found better since; ``published``: the paper's 
 NO_DATASET = ""
 """A name for which only those rules hold that are not for chosen data sets."""
 NUMBER_PER_IPC = "times_ipc"
+ELSEWHERE = "elsewhere"
 WHOLE = Number(whole=True)
 VALUE = OneOf((PLAIN, Object({NUMBER_PER_IPC: Number()}, closed=True)))
 SETTINGS = Object(others=VALUE)
@@ -81,7 +82,8 @@ class Preset:
     """Settings of the construction by method, where one learns in another way than ``construction`` says."""
     sampling_for: Mapping[str, Settings] = field(default_factory=dict)
     """Settings of the sampler by method, the sampler itself among them, so that a posterior is sampled as its coreset
-    was built; under ``METHOD PROTOCOL``, such as ``gm point``, what holds for one protocol only."""
+    was built; under ``METHOD PROTOCOL``, such as ``gm point``, what holds for one protocol only, and under
+    ``METHOD elsewhere`` what holds for other networks than the coreset's."""
     by_sampler: Mapping[str, Settings] = field(default_factory=dict)
     """What belongs to one sampler only, such as its step size."""
     by_protocol: Mapping[str, Settings] = field(default_factory=dict)
@@ -105,11 +107,20 @@ class Preset:
         return dict(self.methods.get(method, {}))
 
     def sampling_by(
-        self, sampler: str | None = None, method: str | None = None, protocol: str = "cold"
+        self,
+        sampler: str | None = None,
+        method: str | None = None,
+        protocol: str = "cold",
+        elsewhere: bool = False,
     ) -> dict[str, Any]:
-        """How a coreset of ``method`` is sampled under ``protocol``, by ``sampler`` or by the preset's own."""
-        of_method, of_both = (self.sampling_for.get(name, {}) for name in (method or "", f"{method} {protocol}"))
-        own = {**of_method, **self.by_protocol.get(protocol, {}), **of_both}
+        """How a coreset of ``method`` is sampled under ``protocol``, by ``sampler`` or by the preset's own.
+
+        ``elsewhere`` is with another network than the coreset was made for.
+        """
+        of_method, of_both, of_others = (
+            self.sampling_for.get(name, {}) for name in (method or "", f"{method} {protocol}", f"{method} {ELSEWHERE}")
+        )
+        own = {**of_method, **(of_others if elsewhere else {}), **self.by_protocol.get(protocol, {}), **of_both}
         name = own.get("sampler", self.default_sampler) if sampler is None else sampler
         return {**self.sampling, **self.by_sampler.get(name.partition(":")[0], {}), **own, "sampler": name}
 

@@ -27,7 +27,7 @@ from pseudocoresets.evaluation.calibration import PRIVATE_CALIBRATION
 from pseudocoresets.evaluation.report import CONTROL_DRAWS, control_coreset
 from pseudocoresets.evaluation.shift import corrupted_split
 from pseudocoresets.inference.samples import PosteriorSamples
-from pseudocoresets.inference.sampling import network_for, sample_posterior
+from pseudocoresets.inference.sampling import is_elsewhere, network_for, sample_posterior
 from pseudocoresets.inference.settings import SamplingSettings
 from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import NetworkSpec
@@ -83,6 +83,7 @@ def evaluate_file(
         dataset=dataset or coreset.source,
         method="random",
         built_by=coreset.method,
+        elsewhere=network is not None and is_elsewhere(coreset, network_for(coreset, network)),
         network=network or (str(coreset.network) if coreset.network else "convnet"),
         ipc=max(1, round(coreset.images_per_class)),
         construction={"weights": coreset.configuration.get("settings", {}).get("weights", "full")},

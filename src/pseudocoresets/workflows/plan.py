@@ -130,12 +130,14 @@ def make_plan(
     sampling: Mapping[str, Any] | None = None,
     method_options: Mapping[str, Any] | None = None,
     built_by: str | None = None,
+    elsewhere: bool = False,
     calibration: int | None = None,
 ) -> Plan:
     """A plan whose names are known to be right before anything long begins.
 
     No ``method`` is the preset's, and no ``sampler`` likewise. The posterior is sampled as one of a coreset of
-    ``built_by``, which is ``method`` unless another made the coreset. No ``calibration`` is the preset's, and none for
+    ``built_by``, which is ``method`` unless another made the coreset, ``elsewhere`` by another network than it was made
+    for. No ``calibration`` is the preset's, and none for
     chains that start from experts.
     """
     require_dataset(dataset)
@@ -160,7 +162,7 @@ def make_plan(
         require_unseen_by_starts(protocol)
     chain = build_settings(
         SamplingSettings,
-        {**chosen.sampling_by(sampler, built_by or method, protocol), **(sampling or {}), "seed": seed},
+        {**chosen.sampling_by(sampler, built_by or method, protocol, elsewhere), **(sampling or {}), "seed": seed},
         "The sampling",
     )
     chain.require_for(protocol)

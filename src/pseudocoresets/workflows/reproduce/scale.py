@@ -90,6 +90,7 @@ class Scale:
             ipc=made.ipc,
             protocol=cell.protocol,
             sampler=cell.sampler,
+            elsewhere=cell.network is not None,
             preset="quick" if self.is_smoke and variant.preset != "published" else variant.preset,
             expert_count=self.expert_count,
             experts={} if self.expert_epochs is None else {"epochs": self.expert_epochs},
