@@ -1,6 +1,6 @@
 """How good can one chain be? Long constructions by `bptt`, and every way to use finished coresets.
 
-    python benchmarks/one_chain.py grow ten-noise-60 --data-dir .data --seconds 400 --out grow.jsonl
+    python benchmarks/one_chain.py grow ten-recorded-60-masses --data-dir .data --seconds 400 --out grow.jsonl
     python benchmarks/one_chain.py grow ten-recorded-60 --dataset svhn --data-dir .data --out svhn.jsonl
     python benchmarks/one_chain.py samplers FILE ... --sampler psghmc --steps 300 --data-dir .data --out by.jsonl
     python benchmarks/one_chain.py uses cifar10-ipc1-best.safetensors FILE ... --data-dir .data --out uses.jsonl
@@ -52,21 +52,14 @@ class Variant:
     dataset: str = "cifar10"
 
 
-SHORT = {"steps": 60, "horizon": 200, "spread": True, "batch_size": 2048}
-LONGER = {**SHORT, "steps": 100, "horizon": 300}
+WINDOWS = {"steps": 60, "horizon": 200, "spread": True, "batch_size": 2048}
 MOVING = {"step_size": 0.0125, "momentum": 0.9}
 MASSES = {"step_size": 0.02, "momentum": 0.9, "preconditioned": True}
-FAR = {"gradient": "differences:radius=3.0"}
 VARIANTS = {
-    "one-noise-100-masses": Variant("noise", {**LONGER, **MASSES, "horizon": 200}),
-    "ten-noise-60": Variant("noise", {**SHORT, **MOVING}, ipc=10),
-    "ten-noise-60-far": Variant("noise", {**SHORT, **MOVING, **FAR}, ipc=10),
-    "ten-noise-60-masses": Variant("noise", {**SHORT, **MASSES}, ipc=10),
-    "ten-noise-100": Variant("noise", {**LONGER, **MOVING}, ipc=10),
-    "ten-recorded-60": Variant("recorded", {**SHORT, **MOVING}, ipc=10),
-    "ten-recorded-60-far": Variant("recorded", {**SHORT, **MOVING, **FAR}, ipc=10),
-    "ten-recorded-60-masses": Variant("recorded", {**SHORT, **MASSES, "unrolls": 4}, ipc=10),
-    "fifty-recorded-60": Variant("recorded", {**SHORT, **MOVING, "points_per_step": 125}, ipc=50),
+    "one-noise-100-masses": Variant("noise", {**WINDOWS, **MASSES, "steps": 100, "unrolls": 4}),
+    "ten-recorded-60": Variant("recorded", {**WINDOWS, **MOVING, "unrolls": 2}, ipc=10),
+    "ten-recorded-60-masses": Variant("recorded", {**WINDOWS, **MASSES, "unrolls": 2}, ipc=10),
+    "fifty-recorded-60-masses": Variant("recorded", {**WINDOWS, **MASSES, "points_per_step": 125}, ipc=50),
 }
 TRIED = 100
 """Iterations that tell how long one takes, once those before them have captured it."""

@@ -6,15 +6,14 @@
 # Each LANE holds the most valuable cells first and may be broken off and given again; several can run side by side, best
 # under the multi-process service of NVIDIA. Seconds are estimates, alone on an H200:
 #
-#   selections       60   forgetting, by the rule that ranks images never learned first
-#   labels          210   ld, learned labels of fixed images, with a part of its iterations
-#   matching        350   gm whole at ten images; dsa and gm at fifty, in part
+#   best            250   our ten images of CIFAR-10: other networks and corruptions
+#   labels          160   ld, learned labels of fixed images, at one and fifty, with a part of its iterations
 #   features         80   cafe and cafe-dsa at fifty images, in part
 #   kernel          100   kip at fifty images, in part
-#   mtt             350   in part, with 12 experts
-#   best            150   our recorded coreset of ten images: corruptions
-#   attack          600   the same: both suites at four epsilons, each of which is kept when it is over
-#   published50     270   the method as published at fifty images, with 12 experts
+#   published10     250   the method as published at ten images, with 12 experts; published50 270
+#   attack          600   our ten images: both suites at four epsilons, each of which is kept when it is over
+#   matching        500   gm and dsa at fifty images, a fifth of their schedules
+#   mtt            2700   whole at ten images, with 12 experts: half a second an iteration
 #
 # With --smoke as an option everything is tried on the digits, without data or a GPU. Finished cells are taken from
 # benchmarks/results/reproduce. Every 45 s, and at the end, RESULTS_DIR/LANE.tgz has the new cells, with coresets of up to
@@ -34,7 +33,7 @@ pack() {
 if [ ! -e "$out/started" ]; then
   mkdir -p "$out/recorded" "$results"
   cp -r benchmarks/results/reproduce/cells "$out/"
-  cp benchmarks/results/coresets/cifar10-ipc10-bptt.safetensors "$out/recorded/cifar10-ipc10-best.safetensors"
+  cp benchmarks/results/one_chain/cifar10-ipc10-best.safetensors "$out/recorded/"
   touch "$out/started"
 fi
 while sleep 45; do pack; done > /dev/null 2>&1 &
@@ -44,15 +43,11 @@ case $lane in
 published*)
   compute main efficiency pictures --variants published --ipc "${lane#published}" --expert-count 12
   ;;
-selections)
-  compute coresets --expert-count 1 \
-    --only forgetting:10,forgetting:50,forgetting:1
-  ;;
 labels)
-  compute condensation --only ld:10:0.03,ld:1:0.03,ld:50:0.02
+  compute condensation --only ld:1:0.03,ld:50:0.02
   ;;
 matching)
-  compute condensation --only gm:10,dsa:50:0.02,gm:50:0.02
+  compute condensation --only dsa:50:0.2,gm:50:0.2
   ;;
 features)
   compute condensation --only cafe:50:0.05,cafe-dsa:50:0.05
@@ -61,10 +56,10 @@ kernel)
   compute condensation --only kip:50:0.005
   ;;
 mtt)
-  compute condensation --expert-count 12 --only mtt:10:0.08,mtt:1:0.06,mtt:50:0.03
+  compute condensation --expert-count 12 --only mtt:10
   ;;
 best)
-  compute shift --variants best --protocols cold --ipc 10 --coresets "$out/recorded"
+  compute cross-architecture shift --variants best --protocols cold --ipc 10 --coresets "$out/recorded"
   ;;
 attack)
   compute attack --variants best --protocols cold --ipc 10 --coresets "$out/recorded"

@@ -102,9 +102,10 @@ REPRODUCED_INTRODUCTION = """
 paper's mean of single runs. Rows of our best method under `main` and `calibration` are from the records of the next
 section, two constructions each; at one image of MNIST, Fashion-MNIST and CIFAR-10 and at ten of CIFAR-10 they are one
 construction by `--preset best` from all training data (best.json). Under `cross-architecture`, ResNet, VGG and AlexNet
-were given the older ten images of CIFAR-10, by `--preset paper`, on which ConvNet has 63.1. Other cells on CIFAR-10 are of one H200 beside two to four other
-processes: their seconds are not those of a free device. Herding and k-center were made and judged on one core of a
-busy CPU, with one expert of 8 epochs (`--expert-count 1 --expert-epochs 8`) and, under `point`, five networks.
+were given the older ten images of CIFAR-10, by `--preset paper`, on which ConvNet has 63.1. Other cells on CIFAR-10 are
+of one H200 beside two to four other processes: their seconds are not those of a free device. Herding and k-center were
+made and judged on one core of a busy CPU, with one expert of 8 epochs (`--expert-count 1 --expert-epochs 8`) and, under
+`point`, five networks.
 
 Single chains of our best are behind the paper at three places of `main`: Fashion-MNIST at ten images, SVHN and CIFAR-10
 at fifty. Those coresets were built on windows of 40 steps at one learning rate, as those of CIFAR-10 at one and ten
