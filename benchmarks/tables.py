@@ -83,7 +83,11 @@ PICTURES = """
 One image per class of CIFAR-10, by the method as published, gradient matching, the same with augmentation, distribution
 matching, and our best. Values beyond black and white, which the methods are free to use, are cut off.
 
-![Coresets of five methods, CIFAR-10, one image per class](images/methods-cifar10-ipc1.png)"""
+![Coresets of five methods, CIFAR-10, one image per class](images/methods-cifar10-ipc1.png)
+
+Ten images per class of CIFAR-10, by our best:
+
+![The coreset of preset best, CIFAR-10, ten images per class](images/cifar10-ipc10-best.png)"""
 INTRODUCTION = """# Results
 
 This page is written by `python benchmarks/tables.py` from `benchmarks/results/`; do not edit it.
