@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+from threadpoolctl import threadpool_info
+
 from pseudocoresets.core.errors import InputError
 
 
@@ -23,3 +25,8 @@ def squared(number: int, log: Path, killed_once: int | None = None, seconds: flo
 
 def attempts(log: Path, number: int) -> int:
     return len(list(log.glob(f"{number} *")))
+
+
+def thread_pools(number: int) -> list[int]:
+    """How many threads each BLAS of this process has."""
+    return [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from units import attempts, squared
 from pseudocoresets.core.errors import InputError, WorkerLostError
 from pseudocoresets.data.large import LargeRows, _part_sum, load_large_data
 from pseudocoresets.sources.large import large_fit
+from pseudocoresets.workflows import cluster as cluster_module
 from pseudocoresets.workflows.cluster import on_ray, workforce
 from tables import slow_moments, small_parts, write_parts
 
@@ -80,6 +83,57 @@ def test_a_lost_head_ends_in_a_sentence_and_what_was_finished_stays(cluster: Any
             done += results
     assert done == [number * number for number in range(len(done))]
     assert all(attempts(tmp_path, number) for number in range(len(done)))
+
+
+def test_a_lost_process_of_ray_on_this_machine_ends_in_a_sentence(tmp_path: Path) -> None:
+    """The head goes on and tells it; a driver whose raylet is gone would wait for ever."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        patch.setenv("RAY_health_check_period_ms", "500")
+        patch.setenv("RAY_health_check_failure_threshold", "2")
+        found = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False},
+        )
+        try:
+            with on_ray(found.address) as mapper:
+                results = mapper(partial(squared, log=tmp_path, seconds=0.5), range(100))
+                assert next(results) == 0
+                found.head_node.kill_raylet()
+                with pytest.raises(WorkerLostError, match=r"Ray's process on this machine was lost; what was finished"):
+                    list(results)
+        finally:
+            found.shutdown()
+
+
+@pytest.fixture(params=["silent", "another protocol"])
+def other_server(request: pytest.FixtureRequest) -> Iterator[int]:
+    """A port where something listens that is not Ray."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    if request.param != "silent":
+                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    kept.append(connection)
+
+        kept: list[socket.socket] = []
+        threading.Thread(target=answer, daemon=True).start()
+        yield listener.getsockname()[1]
+        for connection in kept:
+            connection.close()
+
+
+def test_a_port_where_something_else_answers_gets_the_sentence_too(
+    other_server: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "CONNECT_SECONDS", 0.5)
+    with pytest.raises(InputError, match="No Ray head answers at"), workforce(["cpu"], f"127.0.0.1:{other_server}"):
+        pass
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from small import TINY, Invoke
-from units import attempts, squared
+from units import attempts, squared, thread_pools
 
 import pseudocoresets as pc
 from pseudocoresets._io.files import write_json
@@ -27,7 +27,7 @@ from pseudocoresets.sources.experts import Experts
 from pseudocoresets.workflows import parallel
 from pseudocoresets.workflows.cells import RESULT
 from pseudocoresets.workflows.evaluate import chain_groups, sample_plan
-from pseudocoresets.workflows.parallel import VISIBLE, devices_named, on_devices, see_only
+from pseudocoresets.workflows.parallel import VISIBLE, cores, devices_named, on_devices, see_only
 from pseudocoresets.workflows.place import workplace
 from pseudocoresets.workflows.plan import make_plan
 
@@ -64,6 +64,13 @@ def test_a_process_that_nobody_waits_for_ends_without_a_word(asked: bool, monkey
         ours.send((False, -1))
     ours.close()
     parallel._serve(theirs, "cpu", torch.get_num_threads())
+
+
+def test_processes_share_the_cores_in_numpy_too() -> None:
+    """Its BLAS would have a thread for each core in each of them, and they wait for one another."""
+    with on_devices(["cpu", "cpu"]) as mapper:
+        for pools in mapper(thread_pools, range(2)):
+            assert pools and max(pools) <= max(1, cores() // 2)
 
 
 def test_a_loss_that_nobody_takes_on_is_an_error() -> None:

@@ -56,6 +56,14 @@ def threads_for(shape: Sequence[int], small: int = SMALL_IMAGE) -> Iterator[None
         torch.set_num_threads(before)
 
 
+def limit_threads(threads: int) -> None:
+    """Let torch and NumPy compute on so many threads from now on: those of several processes would wait for cores."""
+    from threadpoolctl import threadpool_limits
+
+    torch.set_num_threads(threads)
+    threadpool_limits(threads, user_api="blas")
+
+
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
     """Let SciPy's optimisers, whose matrices are tiny, compute on one thread; torch's threads are others.

@@ -25,6 +25,9 @@ from pseudocoresets.workflows.parallel import on_devices, spread
 LOCAL = "auto"
 DEFAULT_PORT = 6379
 CONNECT_SECONDS = 5.0
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""What a client says first, with its settings, which are none; the other side answers with its own."""
+FRAME_HEADER, TYPE_OF_FRAME, SETTINGS = 9, 3, b"\x04"
 POLL_SECONDS = 1.0
 PATIENCE = 20.0
 """Seconds without the head after which it counts as lost; Ray itself ends the process after sixty."""
@@ -76,7 +79,7 @@ def _connect(ray: Any, address: str) -> None:
     host, _, port = address.rpartition(":") if ":" in address else (address, "", str(DEFAULT_PORT))
     if "/" in host or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InputError(f"The address of a Ray cluster is HOST:PORT of its head, or auto; got '{address}'.")
-    if not _reachable(host, int(port)):
+    if not _speaks_as_ray(host, int(port)):
         raise InputError(
             f"No Ray head answers at '{address}'; start one with 'ray start --head --port {port}', or use --ray auto."
         )
@@ -89,6 +92,19 @@ def _connect(ray: Any, address: str) -> None:
 def _keep_quiet(ray: Any) -> None:
     """Ray prints the log of a machine that died to standard output, whatever ``log_to_driver`` says."""
     ray._private.worker._worker_logs_enabled = False
+
+
+def _speaks_as_ray(host: str, port: int) -> bool:
+    """Whether somebody there opens a connection of HTTP/2, as gRPC and so Ray does; with TLS, whether anybody does.
+
+    Ray itself waits for minutes on a port where something else answers.
+    """
+    if os.environ.get("RAY_USE_TLS", "0") != "0":
+        return _reachable(host, port)
+    with suppress(OSError, UnicodeError), socket.create_connection((host, port), CONNECT_SECONDS) as connection:
+        connection.sendall(HTTP2_PREFACE)
+        return connection.recv(FRAME_HEADER)[TYPE_OF_FRAME:][:1] == SETTINGS
+    return False
 
 
 def _reachable(host: str, port: int) -> bool:
@@ -120,11 +136,21 @@ class RayCrew:
         self._looked = now
         host, _, port = self.head.rpartition(":")
         if _reachable(host, int(port)):
+            self._require_own_node()
             self._resources, self._answered = self.ray.cluster_resources(), time.monotonic()
         elif time.monotonic() - self._answered > self.patience:
             raise WorkerLostError(
                 f"The head of the Ray cluster at {self.head} was lost; what was finished is kept, and the same command "
                 "goes on from there once there is a cluster again."
+            )
+
+    def _require_own_node(self) -> None:
+        """Without Ray's process on this machine, nothing is given out and nothing comes back."""
+        own = self.ray.get_runtime_context().get_node_id()
+        if any(node["NodeID"] == own and not node["Alive"] for node in self.ray.nodes()):
+            raise WorkerLostError(
+                "Ray's process on this machine was lost; what was finished is kept, and the same command goes on from "
+                "there once it is started again."
             )
 
     @property

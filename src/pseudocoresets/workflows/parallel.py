@@ -20,7 +20,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import torch
 
-from pseudocoresets.core.devices import resolve_device
+from pseudocoresets.core.devices import limit_threads, resolve_device
 from pseudocoresets.core.errors import InputError, WorkerLostError
 from pseudocoresets.core.mapping import Mapper, in_this_process, refuse_loss
 
@@ -293,7 +293,7 @@ def _serve(connection: Connection, device: str, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     see_only(device)
-    torch.set_num_threads(threads)
+    limit_threads(threads)
     with suppress(EOFError, ConnectionError):  # nobody waits for results any more
         work_off(connection)
 
