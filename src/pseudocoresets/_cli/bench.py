@@ -26,7 +26,19 @@ from pseudocoresets.workflows.provenance import provenance, typed_command
 Row = TypeVar("Row", Measurement, MethodCost, NetworkCost)
 SIZES = "1,10,50"
 METHOD_COLUMNS = ("", "ms/update", "peak MB", "published loop ms", "times faster", "its MB", "paper s", "paper GB")
-COLUMNS = ("", "unit", "ours", "reference", "ratio", "floor", "of floor", "host", "peak MiB", "warm-up s")
+COLUMNS = (
+    "",
+    "unit",
+    "ours",
+    "reference",
+    "ratio",
+    "floor",
+    "of floor",
+    "host ms",
+    "host's share",
+    "peak MiB",
+    "warm-up s",
+)
 NETWORK_COLUMNS = ("", "ms", "plain ms", "times faster", "GFLOP", "in proportion ms", "of that", "of today's")
 NOTE = (
     "An update is one of the images; each row's sides ran in processes of their own. The paper's seconds are of its "
@@ -120,6 +132,7 @@ def _cells(row: Measurement) -> list[str]:
         as_text(row.floor, ",.4g"),
         as_text(reached, ".0f", " %", 100),
         as_text(row.host, ",.3g"),
+        as_text(row.host_share, ".0f", " %", 100),
         as_text(row.peak_memory, ",.0f", factor=2**-20),
         as_text(row.warm_up_seconds, ".1f"),
     ]

@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
@@ -39,6 +40,7 @@ from pseudocoresets.models.classifier import Classifier
 from pseudocoresets.models.networks import Network, build_network
 from pseudocoresets.sources.experts import Experts, ExpertSettings, ExpertStore, train_experts
 from pseudocoresets.sources.experts.store import TrainedOn
+from pseudocoresets.workflows.parallel import LocalWorker
 
 WARM_UP_ITERATIONS = 3
 DRAWING_ROUNDS = 7
@@ -82,7 +84,7 @@ class Measurement:
     peak_memory: int | None = None
     warm_up_seconds: float | None = None
     host: float | None = None
-    """Milliseconds of the host's to launch a call, the device being idle; the device takes the rest of the time."""
+    """Milliseconds of the host's to launch a call that is launched at once, the device being idle."""
 
     @property
     def ratio(self) -> float | None:
@@ -91,8 +93,13 @@ class Measurement:
             return None
         return self.ours / self.reference if self.unit == "images/s" else self.reference / self.ours
 
+    @property
+    def host_share(self) -> float | None:
+        """Of the time of a call; where it is below 1, the host works ahead and the device decides."""
+        return None if self.host is None else self.host / self.ours
+
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"ratio": self.ratio}
+        return asdict(self) | {"ratio": self.ratio, "host_share": self.host_share}
 
 
 def run_bench(
@@ -102,11 +109,11 @@ def run_bench(
     device = resolve_device(device)
     backend = backend or choose_backend(device)
     if device.type == "cpu":
-        larger = _Bench(MNIST_ON_CPU, device, backend, alone).construction(1)
+        with closing(_Bench(MNIST_ON_CPU, device, backend, alone)) as bench:
+            larger = bench.construction(1)
         yield replace(larger, what=f"MNIST, depth 3, width 128: {larger.what}")
     scale = GPU if device.type == "cuda" else CPU
-    with threads_for(scale.shape):
-        bench = _Bench(scale, device, backend, alone)
+    with threads_for(scale.shape), closing(_Bench(scale, device, backend, alone)) as bench:
         yield from bench.ceilings()
         for ipc in scale.sizes:
             yield bench.construction(ipc)
@@ -130,6 +137,12 @@ class _Bench:
         self._network = build_network(scale.network, scale.shape, 10)
         self._flops, self._bandwidth = _matrix_rate(device), _copy_rate(device)
         self._expert_rate = math.nan
+        self._elsewhere: list[LocalWorker] = []
+
+    def close(self) -> None:
+        """End the processes of the reference."""
+        for worker in self._elsewhere:
+            worker.dismiss()
 
     def ceilings(self) -> Iterator[Measurement]:
         yield Measurement("ceiling: matrix product", "TFLOP/s", self._flops / 1e12)
@@ -277,8 +290,22 @@ class _Bench:
         method = contrastive_divergence(chains, steps)
         return construction_iteration(self._data, self._network, method, ipc, self._device, self._backend, experts)
 
-    def _reference(self, images: int, steps: int) -> Callable[[], None]:
-        return ReferenceLoop(self._network, images, steps, self._device)
+    def _reference(self, images: int, steps: int) -> Callable[[], object]:
+        """An iteration of the reference loop; on a CPU in a process of its own.
+
+        In ours the C library keeps the memory that ours has freed, and the reference need not ask for its own.
+        """
+        if self._device.type == "cuda":
+            return ReferenceLoop(self._network, images, steps, self._device)
+        worker = LocalWorker("cpu", 1)
+        self._elsewhere.append(worker)
+        worker.learn(_ReferenceElsewhere(self._scale, images, steps, torch.get_num_threads()))
+
+        def call() -> object:
+            worker.give(None)
+            return worker.result()
+
+        return call
 
     def _step_floor(self, images: int) -> float:
         """Milliseconds of one gradient step: arithmetic or traffic, whichever is more."""
@@ -305,13 +332,14 @@ class _Bench:
     def _beside(self, step: Callable[[], object], reference: Callable[[], object] | None) -> tuple[float, float | None]:
         """Milliseconds of an iteration, and of the reference's where there is one.
 
-        On a CPU, which other work may share, both are the best of calls in turn.
+        On a CPU, which other work may share, both are the best of calls in turn, after a first of each.
         """
         if reference is None:
             return self._median(step, self._scale.iterations), None
         if self._device.type == "cuda":
             ours = self._median(step, self._scale.iterations)
             return ours, self._median(reference, self._scale.reference_iterations)
+        reference()
         times = []
         for _ in range(1 + self._scale.iterations):
             marks = [time.perf_counter()]
@@ -395,6 +423,24 @@ def random_experts(network: Network, device: str | torch.device = "cpu") -> Expe
     """Three short trajectories of parameters that were never trained."""
     trajectories = [network.initialise(number, 3, device) for number in range(3)]
     return Experts(network, NOTHING, ExpertSettings(epochs=2), trajectories)
+
+
+@dataclass
+class _ReferenceElsewhere:
+    """The reference loop, made where it is called first."""
+
+    scale: Scale
+    images: int
+    steps: int
+    threads: int
+    loop: ReferenceLoop | None = None
+
+    def __call__(self, _: object) -> None:
+        if self.loop is None:
+            torch.set_num_threads(self.threads)
+            network = build_network(self.scale.network, self.scale.shape, 10)
+            self.loop = ReferenceLoop(network, self.images, self.steps, torch.device("cpu"))
+        self.loop()
 
 
 class ReferenceLoop:
