@@ -175,6 +175,19 @@ def test_several_devices_find_what_one_does(bpc: Invoke, tmp_path: Path) -> None
     assert json.loads(again.stdout) == json.loads(two.stdout)
 
 
+def test_experts_are_shared_out_and_are_the_same(bpc: Invoke, tmp_path: Path) -> None:
+    """In groups that do not depend on who trains them; those that are there already stay."""
+    few = ("experts", "--network", "convnet:width=4", "--epochs", 1, "--population", 2, "--json")
+    for folder, *more in (["alone"], ["shared", "--devices", "cpu,cpu"]):
+        assert json.loads(bpc(*few, "--count", 5, "--out", folder, *more).stdout)["experts"] == 5
+    alone, shared = (sorted((tmp_path / folder).glob("expert-*")) for folder in ("alone", "shared"))
+    assert [each.read_bytes() for each in shared] == [each.read_bytes() for each in alone]
+    before = [each.stat().st_mtime_ns for each in shared]
+    again = bpc(*few, "--count", 7, "--out", "shared", "--devices", "cpu,cpu")
+    assert json.loads(again.stdout)["experts"] == 7
+    assert [each.stat().st_mtime_ns for each in shared] == before
+
+
 @pytest.mark.parametrize(("protocol", "groups"), [("cold", [2, 1]), ("expert", [3])])
 def test_chains_of_one_posterior_are_shared_out(
     coreset: pc.Coreset, digits: Dataset, experts: Experts, protocol: str, groups: list[int]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +13,14 @@ from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import echo_guarantee, print_json, with_guarantee
 from pseudocoresets._io.files import require_writable_folder
 from pseudocoresets.core.devices import threads_for
+from pseudocoresets.core.progress import Silent
 from pseudocoresets.core.settings import SCALE
 from pseudocoresets.data import load_dataset
 from pseudocoresets.models.networks import require_network
 from pseudocoresets.sources.experts import ExpertSettings, train_experts
 from pseudocoresets.workflows.estimate import require_feasible_experts
 from pseudocoresets.workflows.plan import budget_of, expert_settings, require_dataset
+from pseudocoresets.workflows.run import BLOCK, ExpertBlocks, spread_experts
 
 
 @o.with_settings(experts=ExpertSettings)
@@ -52,12 +54,14 @@ def experts(
     data_dir: o.DataDir = Path("data"),
     preset: o.PresetName = "quick",
     seed: o.Seed = 0,
-    device: o.Device = "auto",
+    devices: o.Devices = "auto",
+    ray: o.RayAddress = None,
     json: o.AsJson = False,
 ) -> None:
     """Train and store expert trajectories; those already in the folder are kept.
 
-    With --epsilon they are trained by DP-SGD, and share that budget of differential privacy.
+    Several --devices, or the machines of --ray, share them out. With --epsilon they are trained by DP-SGD, one after
+    another on the first device, and share that budget of differential privacy.
 
     Example: bpc experts --dataset digits --count 10 --out experts/digits
     """
@@ -67,12 +71,15 @@ def experts(
     chosen = presets.preset(preset, dataset if budget is None else presets.NO_DATASET)
     settings = expert_settings(chosen, {**given["experts"], "seed": seed})
     require_writable_folder(out)
-    place = o.place_of(context, device)
     data = load_dataset(dataset, data_dir)
     data = data if budget is None else data.publicly_normalised()
     count = chosen.expert_count if count is None else count
-    require_feasible_experts(network, count, settings.epochs, data, out, place.device)
-    with threads_for(data.shape):
+    with o.workforce_of(context, devices, ray) as (place, mapper), threads_for(data.shape):
+        require_feasible_experts(network, count, settings.epochs, data, out, place.device)
+        if budget is None:
+            folders = (data_dir.absolute(), network, settings, out.absolute())
+            train = ExpertBlocks(dataset, *folders, replace(place, progress=Silent()), population)
+            spread_experts(train, dataset, count, mapper, place.progress, population or BLOCK)
         trained = train_experts(
             data,
             network,

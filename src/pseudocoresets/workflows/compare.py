@@ -172,7 +172,8 @@ def run_comparison(
         place = replace(place, progress=job)
     images = _ImageJudge(controlled, folder, Path(data_dir), experts_dir, place, data)
     with only_writer(folder), threads_for(data.shape), job:
-        spread_experts(images.train_block, images.trained, mapper, place.progress)
+        if (trained := images.trained) is not None:
+            spread_experts(images.train_block, trained.dataset, trained.expert_count, mapper, place.progress)
         images.prepare()
         rows = []
         for row in _rows(images, plans, seeds, mapper):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.evaluation import EvaluationReport
 from pseudocoresets.evaluation.report import control_coreset
 from pseudocoresets.methods.selection import require_class_size
-from pseudocoresets.sources.experts import Experts, train_experts
+from pseudocoresets.sources.experts import Experts, ExpertSettings, train_experts
+from pseudocoresets.sources.experts.train import train_block
 from pseudocoresets.workflows.construct import WorkFiles, construct_plan, write_log
 from pseudocoresets.workflows.estimate import require_feasible
 from pseudocoresets.workflows.evaluate import judge, judge_control, judging_stages, metrics_document
@@ -159,14 +161,42 @@ def experts_for(plan: Plan, data: Dataset, folder: str | Path, place: Workplace)
     )
 
 
+@dataclass(frozen=True)
+class ExpertBlocks:
+    """Trains blocks of the experts of a folder; each process reads the data itself."""
+
+    dataset: str
+    data_dir: Path
+    network: str
+    settings: ExpertSettings
+    folder: Path
+    place: Workplace
+    population: int | None = None
+
+    def __call__(self, block: Sequence[int]) -> None:
+        data, place = _data_of(self.dataset, self.data_dir), self.place
+        train_block(data, self.network, block, self.settings, self.folder, place.device, place.backend, self.population)
+
+
+@lru_cache(maxsize=1)
+def _data_of(dataset: str, data_dir: Path) -> Dataset:
+    """Read once by a process that trains block after block."""
+    return load_dataset(dataset, data_dir)
+
+
 def spread_experts(
-    train: Callable[[Sequence[int]], None], plan: Plan | None, mapper: Mapper, progress: Progress
+    train: Callable[[Sequence[int]], None],
+    dataset: str,
+    count: int,
+    mapper: Mapper,
+    progress: Progress,
+    at_once: int = BLOCK,
 ) -> None:
-    """Have ``train`` make the plan's experts in blocks, if there is anybody else to do it."""
-    if plan is None or mapper is in_this_process:
+    """Have ``train`` make so many experts in blocks, if there is anybody else to do it."""
+    if mapper is in_this_process:
         return
-    blocks = [range(first, min(first + BLOCK, plan.expert_count)) for first in range(0, plan.expert_count, BLOCK)]
-    with task(progress, f"training experts on {plan.dataset}, {BLOCK} at a time", len(blocks)) as shown:
+    blocks = [range(first, min(first + at_once, count)) for first in range(0, count, at_once)]
+    with task(progress, f"training experts on {dataset}, {at_once} at a time", len(blocks)) as shown:
         for _ in mapper(train, blocks):
             shown.advance()
 

@@ -159,6 +159,7 @@ def train_block(
     out: str | os.PathLike[str],
     device: str | torch.device = "auto",
     backend: Backend | None = None,
+    population: int | None = None,
 ) -> None:
     """The experts of these numbers that ``out`` does not hold; other processes may add others at the same time."""
     network, where = as_network(network, data.shape, len(data.classes)), resolve_device(device)
@@ -167,7 +168,7 @@ def train_block(
     if todo:
         with threads_for(data.shape):
             trainer = _Trainer(data, network, settings, where, backend or choose_backend(where), None)
-            trainer.train_missing(todo, block, None, Silent(), store.add)
+            trainer.train_missing(todo, block, population, Silent(), store.add)
 
 
 BATCH_SIZE = 256

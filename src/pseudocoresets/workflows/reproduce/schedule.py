@@ -231,7 +231,9 @@ def compute(
     clock = Clock(time.time(), None if budget is None else time.time() + budget)
     if budget is None:
         for cell in _first_of_each_store(cells, order):
-            spread_experts(partial(judge.train_block, cell), order.scale.plan(cell), mapper, place.progress)
+            plan = order.scale.plan(cell)
+            train = partial(judge.train_block, cell)
+            spread_experts(train, plan.dataset, plan.expert_count, mapper, place.progress)
     coresets = [list(group) for _, group in groupby(cells, key=lambda cell: cell.made)]
     with task(place.progress, "coresets", len(coresets)) as shown:
         for outcomes in mapper(partial(judge_coreset, judge=judge, order=order, clock=clock), coresets, _lost):
