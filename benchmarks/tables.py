@@ -87,7 +87,7 @@ matching, and our best. Values beyond black and white, which the methods are fre
 
 Ten images per class of CIFAR-10, by our best:
 
-![The coreset of preset best, CIFAR-10, ten images per class](images/cifar10-ipc10-best.png)"""
+![The coreset of preset best, CIFAR-10, ten images per class](images/best-cifar10-ipc10.png)"""
 INTRODUCTION = """# Results
 
 This page is written by `python benchmarks/tables.py` from `benchmarks/results/`; do not edit it.
