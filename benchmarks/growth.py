@@ -19,8 +19,11 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -41,8 +44,10 @@ from pseudocoresets.sources.experts import train_experts
 from pseudocoresets.workflows.bench import ReferenceLoop, construction_iteration, contrastive_divergence, synthetic_data
 from pseudocoresets.workflows.provenance import provenance
 
-POPULATION = 4
-"""Experts that are trained where n grows."""
+POPULATION, BATCH = 4, 256
+"""Experts that are trained where n grows, and the images of a step."""
+WHO = {"points": ("ours", "streamed", "reference"), "files": ("ours",)}
+"""Who is measured, where it is not ours and the plain loop."""
 LONGEST = 5.0
 """Seconds of a call after which larger sizes of the same quantity are left out."""
 ENOUGH = 1.0
@@ -156,27 +161,42 @@ def main() -> None:
 
 
 def measured(plan: Plan, quantities: Iterable[str], device: torch.device) -> Iterator[Cost]:
-    for quantity in quantities:
-        if quantity == "points":
-            yield from expert_passes(plan, device)
-        elif quantity == "files":
-            yield from folders(plan)
-        else:
-            yield from iterations(plan, quantity, device)
+    """On a CPU each cost in a process of its own, whose memory is of nothing else."""
+    with nullcontext(None) if device.type == "cuda" else fresh_processes() as processes:
+        for quantity in quantities:
+            for who in WHO.get(quantity, ("ours", "reference")):
+                yield from costs_of(plan, quantity, who, device, processes)
 
 
-def iterations(plan: Plan, quantity: str, device: torch.device) -> Iterator[Cost]:
-    """Ours and the plain loop, until one of the sizes takes too long."""
-    tiring: set[str] = set()
-    for size in plan.sizes[quantity]:
-        setting = replace(plan.held, **{quantity: size})
-        for who, make in (("ours", our_iteration), ("reference", chains_in_turn)):
-            if who not in tiring:
-                with threads_for(setting.shape):
-                    cost = Cost(quantity, size, who, *cost_of(make(setting, device), plan.repeats, device))
-                if cost.seconds > LONGEST:
-                    tiring.add(who)
-                yield cost
+def fresh_processes() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1)
+
+
+def costs_of(
+    plan: Plan, quantity: str, who: str, device: torch.device, processes: ProcessPoolExecutor | None
+) -> Iterator[Cost]:
+    """Until one of the sizes takes too long."""
+    sizes = {**plan.sizes, "points": plan.points, "files": plan.files}[quantity]
+    for size in sizes:
+        work = partial(cost_of_size, plan, quantity, size, who, device)
+        cost = Cost(quantity, size, who, *(work() if processes is None else processes.submit(work).result()))
+        yield cost
+        if cost.seconds > LONGEST:
+            return
+
+
+def cost_of_size(plan: Plan, quantity: str, size: int, who: str, device: torch.device) -> tuple[float, int]:
+    setting = plan.held
+    if quantity == "files":
+        return reading(setting, size)
+    if quantity == "points":
+        make, repeats = partial(expert_pass, size=size, who=who), 1
+    else:
+        setting = replace(setting, **{quantity: size})
+        make, repeats = our_iteration if who == "ours" else chains_in_turn, plan.repeats
+    share = 0.0 if who == "streamed" else resident.SHARE_OF_MEMORY
+    with threads_for(setting.shape), patch.object(resident, "SHARE_OF_MEMORY", share):
+        return cost_of(make(setting, device), repeats, device)
 
 
 def our_iteration(setting: Setting, device: torch.device) -> Callable[[], object]:
@@ -198,19 +218,16 @@ def chains_in_turn(setting: Setting, device: torch.device) -> Callable[[], objec
     return iteration
 
 
-def expert_passes(plan: Plan, device: torch.device) -> Iterator[Cost]:
-    """One epoch of a population, with images that may lie on the device and with a file that stays on the host."""
-    setting = plan.held
+def expert_pass(setting: Setting, device: torch.device, size: int, who: str) -> Callable[[], object]:
+    """One epoch of a population; the plain loop sees as many batches, of images that lie on the device."""
     network = build_network(f"convnet:width={setting.width}", setting.shape, setting.classes)
-    for size in plan.points:
-        data = mapped_data(setting, size)
-        data.fingerprint  # noqa: B018  (read once, whoever trains)
-
-        for who, share in (("ours", resident.SHARE_OF_MEMORY), ("streamed", 0.0)):
-            own = {"batch_size": 256, "device": device, "backend": choose_backend(device), "progress": Silent()}
-            train = partial(train_experts, data, network, POPULATION, 1, **own)
-            with patch.object(resident, "SHARE_OF_MEMORY", share), threads_for(setting.shape):
-                yield Cost("points", size, who, *cost_of(train, 1, device))
+    if who == "reference":
+        steps = POPULATION * math.ceil(size / BATCH)
+        return ReferenceLoop(network, BATCH, steps, device)
+    data = mapped_data(setting, size)
+    data.fingerprint  # noqa: B018  (read once, whoever trains)
+    own = {"batch_size": BATCH, "device": device, "backend": choose_backend(device), "progress": Silent()}
+    return partial(train_experts, data, network, POPULATION, 1, **own)
 
 
 def mapped_data(setting: Setting, count: int) -> Dataset:
@@ -225,18 +242,17 @@ def mapped_data(setting: Setting, count: int) -> Dataset:
     return Dataset("growth", train, test, names, fit_normalisation(images[:10_000]))
 
 
-def folders(plan: Plan) -> Iterator[Cost]:
-    """Reading files of images, decoded one by one into one array of bytes."""
+def reading(setting: Setting, size: int) -> tuple[float, int]:
+    """Of files of images, decoded one by one into one array of bytes."""
     from PIL import Image
 
-    side, stream = plan.held.side, np.random.default_rng(0)
-    for size in plan.files:
-        with tempfile.TemporaryDirectory() as name:
-            for number in range(size):
-                folder = Path(name) / str(number % 10)
-                folder.mkdir(exist_ok=True)
-                Image.fromarray(stream.integers(0, 256, (side, side), np.uint8)).save(folder / f"{number}.png")
-            yield Cost("files", size, "ours", *cost_of(lambda: load_folder(name), 1, torch.device("cpu")))
+    side, stream = setting.side, np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as name:
+        for number in range(size):
+            folder = Path(name) / str(number % 10)
+            folder.mkdir(exist_ok=True)
+            Image.fromarray(stream.integers(0, 256, (side, side), np.uint8)).save(folder / f"{number}.png")
+        return cost_of(lambda: load_folder(name), 1, torch.device("cpu"))
 
 
 def cost_of(call: Callable[[], object], repeats: int, device: torch.device) -> tuple[float, int]:
