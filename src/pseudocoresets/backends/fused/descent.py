@@ -44,6 +44,7 @@ class CapturedDescent:
     ) -> None:
         points, count = descent.points, len(descent.points)
         self._runner, self._descent, self._decay = runner, descent, decay
+        self._name = object()
         self._share = count / images / descent.energy.data_size
         self._blocks = [
             _draw_block(descent, runner.steps, images, randomness) for _ in range(descent.steps // runner.steps)
@@ -71,7 +72,7 @@ class CapturedDescent:
         if self._weights.requires_grad:
             gradients["weights"] = torch.zeros_like(self._weights)
         for number in reversed(range(len(self._blocks))):
-            if self._runner.ran != (self, number):
+            if self._runner.ran != (self._name, number):
                 self._run(number)
             found = self._runner.backwards(state, spacing.squeeze(1))
             gradients["x"] += torch.autograd.grad(self._seen, self._x, found.images)[0]
@@ -92,7 +93,7 @@ class CapturedDescent:
             self._seen = block.images(self._x, steps)
             self._labels = block.of(self._y, steps)
             self._factors = self._share * block.of(self._weights, steps)
-        runner.ran = (self, number)
+        runner.ran = (self._name, number)
         start = self._motions[number]
         return runner.forwards(start, self._seen.detach(), self._labels.detach(), self._factors.detach())
 

@@ -52,7 +52,7 @@ class CapturedTrajectory:
     ) -> None:
         self.steps = steps
         self.ran: tuple[object, int] | None = None
-        """Whose block ``forwards`` ran last, and which."""
+        """The name of the descent whose block ``forwards`` ran last, and which; a name keeps no memory."""
         wide, probes = layout.widened(chains), layout.widened(2 * chains)
         self._layout = wide
         self._places = probe_places(wide, probes)
