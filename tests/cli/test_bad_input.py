@@ -303,6 +303,12 @@ def test_a_start_of_another_shape_is_refused(
     assert "(1, 28, 28)" in sentence
 
 
+def test_rows_have_no_network_to_be_judged_by(bpc: Invoke, tmp_path: Path) -> None:
+    pc.Coreset(torch.rand(5, 3), torch.rand(5), torch.ones(5), 40, "table", "giga").save(tmp_path / "rows.safetensors")
+    words = ("evaluate", "rows.safetensors", "--dataset", "digits", "--network", "convnet")
+    assert "rows of a table, not images" in refused(bpc, tmp_path, *words)
+
+
 # Experts.
 
 

@@ -262,6 +262,7 @@ class _Posterior:
 
 def network_for(coreset: Coreset, network: AnyNetwork | None) -> Network:
     """The network that is given, or the one that the coreset was made with."""
+    coreset.require_images()
     if network is not None:
         channels, height, width = coreset.x.shape[1:]
         return as_network(network, (channels, height, width), len(coreset.classes))
