@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -164,25 +164,25 @@ def measured(plan: Plan, quantities: Iterable[str], device: torch.device) -> Ite
     """On a CPU each cost in a process of its own, whose memory is of nothing else."""
     with nullcontext(None) if device.type == "cuda" else fresh_processes() as processes:
         for quantity in quantities:
-            for who in WHO.get(quantity, ("ours", "reference")):
-                yield from costs_of(plan, quantity, who, device, processes)
+            yield from costs_of(plan, quantity, device, processes)
 
 
 def fresh_processes() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1)
 
 
-def costs_of(
-    plan: Plan, quantity: str, who: str, device: torch.device, processes: ProcessPoolExecutor | None
-) -> Iterator[Cost]:
-    """Until one of the sizes takes too long."""
-    sizes = {**plan.sizes, "points": plan.points, "files": plan.files}[quantity]
-    for size in sizes:
-        work = partial(cost_of_size, plan, quantity, size, who, device)
-        cost = Cost(quantity, size, who, *(work() if processes is None else processes.submit(work).result()))
-        yield cost
-        if cost.seconds > LONGEST:
-            return
+def costs_of(plan: Plan, quantity: str, device: torch.device, processes: ProcessPoolExecutor | None) -> Iterator[Cost]:
+    """Of everybody, until one of the sizes takes too long."""
+    tiring: set[str] = set()
+    for size in {**plan.sizes, "points": plan.points, "files": plan.files}[quantity]:
+        for who in WHO.get(quantity, ("ours", "reference")):
+            if who in tiring:
+                continue
+            work = partial(cost_of_size, plan, quantity, size, who, device)
+            cost = Cost(quantity, size, who, *(work() if processes is None else processes.submit(work).result()))
+            if cost.seconds > LONGEST:
+                tiring.add(who)
+            yield cost
 
 
 def cost_of_size(plan: Plan, quantity: str, size: int, who: str, device: torch.device) -> tuple[float, int]:
@@ -230,8 +230,9 @@ def expert_pass(setting: Setting, device: torch.device, size: int, who: str) -> 
     return partial(train_experts, data, network, POPULATION, 1, **own)
 
 
+@lru_cache(maxsize=1)
 def mapped_data(setting: Setting, count: int) -> Dataset:
-    """Random images in a file that is mapped into memory, made a part at a time."""
+    """Random images in a file that is mapped into memory, made a part at a time; one for all that read it in turn."""
     images = resident.mapped_bytes((count, *setting.shape))
     generator = torch.Generator().manual_seed(0)
     for part in images.split(10_000):

@@ -4,8 +4,7 @@
 
 Rows: processor seconds of a pass over 1e8 rows of 20 features (large_data.json), in proportion to rows and shared
 evenly by cores. Images: seconds of experts, iterations and evaluations on one H200 (bench_h200_alone.json, the newest
-run); the time on many is that of the units that the busiest device gets, each after ``START`` seconds for
-the first.
+run); the time on many is that of the units that the busiest device gets, each after ``START`` seconds for the first.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,6 @@ from pseudocoresets._cli import options as o
 from pseudocoresets._cli.output import echo_guarantee, print_json, with_guarantee
 from pseudocoresets._io.files import require_writable_folder
 from pseudocoresets.core.devices import threads_for
-from pseudocoresets.core.progress import Silent
 from pseudocoresets.core.settings import SCALE
 from pseudocoresets.data import load_dataset
 from pseudocoresets.models.networks import require_network
@@ -77,8 +76,8 @@ def experts(
     with o.workforce_of(context, devices, ray) as (place, mapper), threads_for(data.shape):
         require_feasible_experts(network, count, settings.epochs, data, out, place.device)
         if budget is None:
-            folders = (data_dir.absolute(), network, settings, out.absolute())
-            train = ExpertBlocks(dataset, *folders, replace(place, progress=Silent()), population)
+            read, written = data_dir.absolute(), out.absolute()
+            train = ExpertBlocks(dataset, read, network, settings, written, place, population)
             spread_experts(train, dataset, count, mapper, place.progress, population or BLOCK)
         trained = train_experts(
             data,

@@ -293,7 +293,7 @@ class _Bench:
     def _reference(self, images: int, steps: int) -> Callable[[], object]:
         """An iteration of the reference loop; on a CPU in a process of its own.
 
-        In ours the C library keeps the memory that ours has freed, and the reference need not ask for its own.
+        In ours it is faster where it needs much memory, likely because the C library keeps what ours has freed.
         """
         if self._device.type == "cuda":
             return ReferenceLoop(self._network, images, steps, self._device)

@@ -136,9 +136,8 @@ def make_plan(
     """A plan whose names are known to be right before anything long begins.
 
     No ``method`` is the preset's, and no ``sampler`` likewise. The posterior is sampled as one of a coreset of
-    ``built_by``, which is ``method`` unless another made the coreset, ``elsewhere`` by another network than it was made
-    for. No ``calibration`` is the preset's, and none for
-    chains that start from experts.
+    ``built_by``, which is ``method`` unless another made the coreset, and ``elsewhere`` with another network than it
+    was made for. No ``calibration`` is the preset's, and none for chains that start from experts.
     """
     require_dataset(dataset)
     dataset = full_name(dataset)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,7 @@ from pseudocoresets.data.dataset import Dataset
 from pseudocoresets.evaluation import EvaluationReport
 from pseudocoresets.evaluation.report import control_coreset
 from pseudocoresets.methods.selection import require_class_size
-from pseudocoresets.sources.experts import Experts, ExpertSettings, train_experts
-from pseudocoresets.sources.experts.train import train_block
+from pseudocoresets.sources.experts import Experts, ExpertSettings, train_block, train_experts
 from pseudocoresets.workflows.construct import WorkFiles, construct_plan, write_log
 from pseudocoresets.workflows.estimate import require_feasible
 from pseudocoresets.workflows.evaluate import judge, judge_control, judging_stages, metrics_document
@@ -173,15 +172,13 @@ class ExpertBlocks:
     place: Workplace
     population: int | None = None
 
+    @cached_property
+    def data(self) -> Dataset:
+        return load_dataset(self.dataset, self.data_dir)
+
     def __call__(self, block: Sequence[int]) -> None:
-        data, place = _data_of(self.dataset, self.data_dir), self.place
-        train_block(data, self.network, block, self.settings, self.folder, place.device, place.backend, self.population)
-
-
-@lru_cache(maxsize=1)
-def _data_of(dataset: str, data_dir: Path) -> Dataset:
-    """Read once by a process that trains block after block."""
-    return load_dataset(dataset, data_dir)
+        device, backend = self.place.device, self.place.backend
+        train_block(self.data, self.network, block, self.settings, self.folder, device, backend, self.population)
 
 
 def spread_experts(
